@@ -133,8 +133,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --kernels NAME         CPU kernels: ref, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm (default: the fastest)\n" \
     "      --device DEVICE        where to compute: auto, cpu, cuda, cuda:N (default: auto)\n" \
     "      --gpus LIST            divide the layers between these GPUs, like 0,1: each holds and computes its own\n" \
-    "      --pp-split LIST        with --gpus, the number of layers of each, like 20,21,20 (default: evenly, the remainder to the first)\n" \
-    "      --tp N                 share every layer between N GPUs, the first ones or those of --gpus: each computes some heads, a part of the MLP, some experts\n" \
+    "      --pp-split LIST        with --gpus, the number of layers of each, with --tp of each N, like 20,21,20 (default: evenly, the remainder to the first)\n" \
+    "      --tp N                 share every layer between N GPUs, the first ones or each N of --gpus: each computes some heads, a part of the MLP, some experts\n" \
     "      --gpu-layers N|auto    the last N layers on the GPU, the others on the CPU; auto: as many as fit (default: all)\n" \
     "      --moe hybrid|cpu|gpu   where a GPU's layers compute the experts that a router chooses: on both, as many on the GPU as fit; on the CPU;\n" \
     "                             or all on the GPU (default: hybrid)\n" \

@@ -204,7 +204,7 @@ enum { PAGES = 4 << 20 };       /* sizes are rounded up to pages, and tables gro
 static uint64_t block_on(const struct gpu_plan *p, int rank, size_t block, int n_layers, uint64_t n_blocks)
 {
     const struct gpu_plan_rank *r = &p->ranks[rank];
-    if (p->tp)                          /* some of the heads of all layers */
+    if (p->tp)                          /* some of the heads of its layers */
         return (r->kv + n_blocks - 1) / n_blocks + sizeof(int32_t);
     return block * (uint64_t)r->n_layers / (uint64_t)n_layers + sizeof(int32_t);
 }
@@ -441,10 +441,11 @@ static void print_rank(const struct gpu_plan *g, const struct gpu_plan_rank *r, 
 {
     char name[16], layers[64], needed[CLI_BYTES], limit[CLI_BYTES];
     snprintf(name, sizeof name, "GPU %d", r->index);
-    if (g->tp)
+    if (r->n_layers == n_layers)
         snprintf(layers, sizeof layers, "a part of all %d layers", n_layers);
     else
-        snprintf(layers, sizeof layers, "layers %d to %d of %d", r->first_layer, r->first_layer + r->n_layers - 1, n_layers);
+        snprintf(layers, sizeof layers, "%slayers %d to %d of %d", g->tp ? "a part of " : "", r->first_layer,
+                 r->first_layer + r->n_layers - 1, n_layers);
     printf("%-16s %s: %s, %s of %s%s\n", name, r->name, layers, cli_bytes(needed, r->needed),
            cli_bytes(limit, r->limit), r->needed <= r->limit ? "" : ": too much");
 }

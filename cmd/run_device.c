@@ -85,23 +85,20 @@ static int parse_tp(const char *prog, const char *arg, struct run_options *r)
     return 0;
 }
 
-/* Let --tp choose the first GPUs, or share every layer between those of --gpus.  0, or the exit
- * code. */
+/* Let --tp choose the first GPUs, or make stages of those of --gpus.  0, or the exit code. */
 static int use_tp(const char *prog, struct run_options *r)
 {
     if (r->tp < 2)
         return 0;
-    if (r->split_text)
-        return cli_wrong(prog, "--tp and --pp-split exclude each other: with --tp each GPU has a part of every layer");
     if (r->stream_window)
         return cli_wrong(prog, "--tp and --layer-window exclude each other: each GPU holds its part of all layers");
-    if (r->gpus_text && r->gpus.n != r->tp)
-        return cli_wrong(prog, "--tp %d: --gpus names %d GPU%s, expected %d", r->tp, r->gpus.n, r->gpus.n == 1 ? "" : "s",
-                         r->tp);
+    if (r->gpus_text && r->gpus.n % r->tp)
+        return cli_wrong(prog, "--tp %d: --gpus names %d GPU%s, expected a multiple of %d", r->tp, r->gpus.n,
+                         r->gpus.n == 1 ? "" : "s", r->tp);
     for (int i = 0; !r->gpus_text && i < r->tp; i++)
         r->gpus.index[i] = i;
-    r->gpus.n = r->tp;
-    r->gpus.tp = 1;
+    r->gpus.n = r->gpus_text ? r->gpus.n : r->tp;
+    r->gpus.tp = r->tp;
     return 0;
 }
 
@@ -126,8 +123,10 @@ static int use_gpus(const char *prog, struct run_options *r)
             return cli_wrong(prog, "%s: there is no GPU %d, this machine has %d, expected 0 to %d", name, r->gpus.index[i],
                              n, n - 1);
     r->gpu_index = r->gpus.index[0];
-    if (r->split_text && r->n_split != r->gpus.n)
-        return cli_wrong(prog, "--pp-split: %d numbers for %d GPU%s", r->n_split, r->gpus.n, r->gpus.n == 1 ? "" : "s");
+    const int a_stage = r->gpus.tp > 1 ? r->gpus.tp : 1, stages = r->gpus.n / a_stage;
+    if (r->split_text && r->n_split != stages)
+        return cli_wrong(prog, "--pp-split: %d numbers for %d %s%s", r->n_split, stages, a_stage > 1 ? "stage" : "GPU",
+                         stages == 1 ? "" : "s");
     if (r->gpus.n == 1)
         r->gpus.n = 0;
     return 0;

@@ -26,12 +26,13 @@ struct gpu_plan_rank {
 };
 
 /* The memory that backend_gpu.open takes with the same options, in bytes, rounded up to pages.  Of
- * several GPUs, sizes and numbers of layers are sums, n_experts is the smallest (with tp the sum,
- * while each GPU has all layers), and texts are those of the first GPU that has one. */
+ * several GPUs, sizes are sums, numbers of layers are sums over stages (struct backend_gpus),
+ * n_experts is the smallest number that a stage has, and texts are those of the first GPU that has
+ * one. */
 struct gpu_plan {
     char name[128];                     /* name of the device */
     int n_ranks; struct gpu_plan_rank ranks[BACKEND_MOST_GPUS];         /* n_ranks >= 1 */
-    int tp;                             /* the ranks share every layer */
+    int tp;                             /* GPUs that share every layer; 0: one has it */
     /* n_layers: number of layers, the last ones, that the device would compute besides the head;
      * most_layers: the largest number that fits (0: none) */
     int n_layers, most_layers;

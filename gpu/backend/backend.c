@@ -1,18 +1,19 @@
 /* backend.c - the devices of a model.
  *
- * Several GPUs form a pipeline: each rank runs its own layers, whose weights, keys, values and
+ * Several GPUs form a pipeline of stages: each runs its own layers, whose weights, keys, values and
  * states are on its device alone; the embedding is on the first, the head on the last.  Hidden
  * states go from one device to the next by a link (rt/link.h), once per step.  One thread queues
  * the work of all ranks, each in the compute stream of its device, and only the events of the links
- * order them, so a step that is begun needs no wait on the host.  The last rank draws the tokens;
+ * order them, so a step that is begun needs no wait on the host.  The last stage draws the tokens;
  * another link returns them to the first, where the next step may read them.
  *
- * With tensor parallelism the ranks share every layer (tp_model.h): the first one looks up the
- * embedding and sends it to the others, each computes its heads, its part of the MLP and its
+ * With tensor parallelism the ranks of a stage share its layers (tp_model.h): the first one looks
+ * up the embedding and sends it to the others, each computes its heads, its part of the MLP and its
  * experts, and after each half of a layer all add their partial sums (all_reduce.h).  The first one
  * computes the head.  The order of the sum is fixed, so an answer depends on the number of ranks,
- * but not on links or time.  A graph of a decoding step has the work of all devices, and the first
- * one launches it.
+ * but not on links or time.  A graph of a decoding step has the work of all devices of a stage, and
+ * the first one launches it.  All of them then have the hidden states, and each sends its own to
+ * the rank with the same place in the next stage.
  *
  * A rank of a pipeline runs the kernels that one device would run for its layers, with the same
  * shapes, so every bit of an answer is that of one device.  If a device is lost, every step fails:
@@ -29,7 +30,7 @@
 static struct gpu_backend *first_of(const struct gpu_ranks *p) { return p->rank[0]; }
 static int has_tp(const struct gpu_ranks *p) { return first_of(p)->tp != NULL; }
 /* The rank with the head. */
-static struct gpu_backend *last_of(const struct gpu_ranks *p) { return p->rank[has_tp(p) ? 0 : p->n - 1]; }
+static struct gpu_backend *last_of(const struct gpu_ranks *p) { return p->rank[p->n - p->a_stage]; }
 
 /* ---- open and close ---- */
 
@@ -49,10 +50,13 @@ static void backend_close(void *backend)
     if (!p)
         return;
     settle(p);
-    all_reduce_close(p->group.sums);
-    for (int i = 0; i < p->group.n; i++)
-        if (p->group.order[i])
-            gpu_event_close(p->rank[i]->g, p->group.order[i]);
+    for (int s = 0; s < BACKEND_MOST_GPUS / 2; s++) {
+        struct tp_group *t = &p->group[s];
+        all_reduce_close(t->sums);
+        for (int i = 0; i < t->n; i++)
+            if (t->order[i])
+                gpu_event_close(t->rank[i]->g, t->order[i]);
+    }
     gpu_link_close(p->drawn);
     for (int i = 0; i < p->n; i++)
         gpu_link_close(p->rank[i]->link);
@@ -61,39 +65,40 @@ static void backend_close(void *backend)
     free(p);
 }
 
-/* Let the first rank lead the others. */
-static int join_tp(struct gpu_ranks *p, struct err *e)
+/* Let the first rank of a stage lead the others. */
+static int join_tp(struct gpu_ranks *p, int stage, struct err *e)
 {
     struct gpu *g[BACKEND_MOST_GPUS];
-    struct tp_group *t = &p->group;
-    t->n = p->n;
-    for (int i = 0; i < p->n; i++) {
-        t->rank[i] = p->rank[i];
-        g[i] = p->rank[i]->g;
-        if (gpu_use(g[i], e) < 0 || !(t->order[i] = gpu_event_open(g[i], e)))
+    struct gpu_backend *const *rank = p->rank + stage * p->a_stage;
+    struct tp_group *t = &p->group[stage];
+    for (; t->n < p->a_stage; t->n++) {
+        t->rank[t->n] = rank[t->n];
+        g[t->n] = rank[t->n]->g;
+        if (gpu_use(g[t->n], e) < 0 || !(t->order[t->n] = gpu_event_open(g[t->n], e)))
             return -1;
     }
     if (!(t->sums = all_reduce_open(g, t->n, &all_reduce_sizes, e)))
         return -1;
-    first_of(p)->group = t;
-    first_of(p)->pinned += all_reduce_pinned(t->sums);
+    rank[0]->group = t;
+    rank[0]->pinned += all_reduce_pinned(t->sums);
     return 0;
 }
 
 /* Open the links between the ranks. */
 static int join(struct gpu_ranks *p, struct err *e)
 {
-    if (has_tp(p))
-        return join_tp(p, e);
-    for (int i = 1; i < p->n; i++) {
-        struct gpu_backend *b = p->rank[i], *before = p->rank[i - 1];
+    for (int s = 0; has_tp(p) && s < p->n / p->a_stage; s++)
+        if (join_tp(p, s, e) < 0)
+            return -1;
+    for (int i = p->a_stage; i < p->n; i++) {
+        struct gpu_backend *b = p->rank[i], *before = p->rank[i - p->a_stage];
         const size_t size = array_size(b) * (size_t)b->m->config.hidden_size * sizeof *b->x;
         b->before = before;
         if (!(b->link = gpu_link_open(before->g, b->g, size, e)))
             return -1;
         b->pinned += gpu_link_pinned(b->link);
     }
-    if (p->n < 2)
+    if (p->n == p->a_stage)
         return 0;
     p->drawn = gpu_link_open(last_of(p)->g, first_of(p)->g, MAX_DRAWS * sizeof(int32_t), e);
     return p->drawn ? 0 : -1;
@@ -102,22 +107,22 @@ static int join(struct gpu_ranks *p, struct err *e)
 /* Name the device, or the devices with the numbers of their layers. */
 static void describe(struct gpu_ranks *p)
 {
-    const int all = first_of(p)->m->config.n_layers;
+    const int all = first_of(p)->m->config.n_layers, stages = p->n / p->a_stage;
     char layers[64] = "";
     snprintf(p->name, sizeof p->name, "%s", first_of(p)->name);
     if (p->n == 1)
         return;
     if (has_tp(p))
-        snprintf(layers, sizeof layers, "tensor parallel");
-    for (int i = 0; !has_tp(p) && i < p->n; i++) {
+        snprintf(layers, sizeof layers, "tensor parallel%s", stages > 1 ? ", " : "");
+    for (int i = 0; stages > 1 && i < stages; i++) {
         const size_t n = strlen(layers);
-        snprintf(layers + n, sizeof layers - n, "%s%d", i ? "+" : "", p->rank[i]->plan.n_layers);
+        snprintf(layers + n, sizeof layers - n, "%s%d", i ? "+" : "", p->rank[i * p->a_stage]->plan.n_layers);
     }
     const char *options = strchr(p->name, ',');
     char rest[128];
     snprintf(rest, sizeof rest, "%s", options ? options : "");
     char of[32] = "";
-    if (!has_tp(p))
+    if (stages > 1)
         snprintf(of, sizeof of, " of %d layers", all);
     snprintf(p->name, sizeof p->name, "%s %d x %.60s, %s%s%.90s", gpu_kind, p->n, first_of(p)->plan.name, layers, of,
              rest);
@@ -131,6 +136,7 @@ static void *backend_open(const struct model *m, const struct backend_options *o
         err_nomem(e, "gpu backend");
         return NULL;
     }
+    p->a_stage = stage_ranks(&o->gpus);
     for (; p->n < n; p->n++) {
         const struct backend_options own = rank_options(o, p->n);
         if (!(p->rank[p->n] = rank_open(m, &own, e))) {
@@ -328,14 +334,15 @@ static void add_experts(struct backend_experts *x, const struct backend_experts 
     x->uploaded_bytes += r->uploaded_bytes;
 }
 
-/* Add another rank.  Graphs are those of the first rank, since each step replays one of each rank;
- * refused ones count on all. */
-static void add_rank(struct backend_device *d, const struct backend_device *r)
+/* Add a rank that shares the layers of d, or further stages.  Graphs are those of the first stage,
+ * since each step replays one of each stage; refused ones count on all. */
+static void add_device(struct backend_device *d, const struct backend_device *r, int shares)
 {
     add_stream(&d->stream, &r->stream, d->n_layers, r->n_layers);
     add_experts(&d->experts, &r->experts);
-    d->ranks[d->n_ranks++] = r->ranks[0];
-    if (d->tp) {
+    for (int i = 0; i < r->n_ranks; i++)
+        d->ranks[d->n_ranks++] = r->ranks[i];
+    if (shares) {
         d->n_experts += r->n_experts;
     } else {
         d->n_layers += r->n_layers;
@@ -358,14 +365,21 @@ static void add_rank(struct backend_device *d, const struct backend_device *r)
 static void backend_device(const void *backend, struct backend_device *d)
 {
     const struct gpu_ranks *p = backend;
-    rank_device(first_of(p), d);
-    for (int i = 1; i < p->n; i++) {
-        struct backend_device r;
-        rank_device(p->rank[i], &r);
-        add_rank(d, &r);
+    for (int first = 0; first < p->n; first += p->a_stage) {
+        struct backend_device stage, r;
+        rank_device(p->rank[first], &stage);
+        for (int i = 1; i < p->a_stage; i++) {
+            rank_device(p->rank[first + i], &r);
+            add_device(&stage, &r, 1);
+        }
+        if (first == 0)
+            *d = stage;
+        else
+            add_device(d, &stage, 0);
     }
     for (int i = 0; d->tp && i < p->n; i++)
-        d->ranks[i].direct = all_reduce_is_direct(p->group.sums, i);
+        d->ranks[i].direct = all_reduce_is_direct(p->group[i / p->a_stage].sums, i % p->a_stage) &&
+                             (!p->rank[i]->link || d->ranks[i].direct);
 }
 
 const struct backend backend_gpu = {

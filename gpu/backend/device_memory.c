@@ -386,30 +386,29 @@ static int settle_experts(struct gpu_backend *b, struct err *e)
     return 0;
 }
 
-/* Choose the layers of this device: of those that GPUs compute, all or the part of its rank. */
+/* Choose the layers of this device: of those that GPUs compute, all or the part of its stage. */
 static int settle_layers(struct gpu_backend *b, struct err *e)
 {
     const int all = b->m->config.n_layers, most = b->o.device_layers, n = most > 0 && most < all ? most : all;
     const struct backend_gpus *gpus = &b->o.gpus;
+    const int stages = n_stages(gpus), stage = gpus->rank / stage_ranks(gpus);
     int layers[BACKEND_MOST_GPUS], sum = 0;
     b->layers = (struct layer_range){ all - n, all };
-    if (b->tp) {
-        b->host_layers = 0;
-        return n == all ? 0 : err_set(e, ERR_UNSUPPORTED, "--tp shares all layers between the GPUs: --gpu-layers %d of %d does not apply", n, all);
-    }
+    if (b->tp && n != all)
+        return err_set(e, ERR_UNSUPPORTED, "--tp shares all layers between the GPUs: --gpu-layers %d of %d does not apply", n, all);
     b->host_layers = gpus->rank == 0 ? all - n : 0;
-    if (gpus->n < 2)
+    if (stages < 2)
         return 0;
-    if (n < gpus->n)
-        return err_set(e, ERR_SHAPE, "--gpus: %d GPUs for %d layer%s", gpus->n, n, n == 1 ? "" : "s");
-    budget_partition(n, gpus->n, layers);
-    for (int i = 0; i < gpus->n; i++)
+    if (n < stages)
+        return err_set(e, ERR_SHAPE, "--gpus: %d %s for %d layer%s", stages, b->tp ? "stages" : "GPUs", n, n == 1 ? "" : "s");
+    budget_partition(n, stages, layers);
+    for (int i = 0; i < stages; i++)
         sum += gpus->layers[i];
     if (sum && sum != n)
         return err_set(e, ERR_SHAPE, "--pp-split: %d layers, but the GPUs compute %d", sum, n);
-    for (int i = 0; i <= gpus->rank; i++) {
+    for (int i = 0; i <= stage; i++) {
         b->layers.end = b->layers.first + (sum ? gpus->layers[i] : layers[i]);
-        b->layers.first = i < gpus->rank ? b->layers.end : b->layers.first;
+        b->layers.first = i < stage ? b->layers.end : b->layers.first;
     }
     return 0;
 }
@@ -476,9 +475,9 @@ static int size_up(struct gpu_backend *b, struct buffer_place *part, struct err 
 int memory_part(struct gpu_backend *b, struct err *e)
 {
     const struct backend_gpus *g = &b->o.gpus;
-    if (!g->tp || g->n < 2)
+    if (g->tp < 2 || g->n < 2)
         return 0;
-    if (!(b->tp = tp_model_open(b->m, g->n, g->rank, e)))
+    if (!(b->tp = tp_model_open(b->m, g->tp, g->rank % g->tp, e)))
         return -1;
     b->m = &b->tp->m;
     return 0;

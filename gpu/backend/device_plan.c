@@ -73,7 +73,7 @@ static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
     p->n_layers = b->layers.end - b->layers.first;
     p->ranks[0].first_layer = b->layers.first;
     p->n_experts = b->n_experts;
-    p->tp = b->tp != NULL;
+    p->tp = b->tp ? b->tp->n_ranks : 0;
     p->weights = pages(dweights_size(b->m, b->layers, b->n_experts));
     p->kv = pages(b->kv_size) + pages(b->state_size);
     p->work = pages(b->arena_size) + pages(b->step_room * 4) +
@@ -257,14 +257,15 @@ int plan_rank(struct gpu *g, const struct model *m, const struct backend_options
 
 /* ---- all devices ---- */
 
-/* Add the plan of another rank. */
-static void add_rank(struct gpu_plan *p, const struct gpu_plan *r)
+/* Add the plan of a rank that shares the layers of p, or of further stages. */
+static void add_plan(struct gpu_plan *p, const struct gpu_plan *r, int shares)
 {
     const int windows = p->window || r->window;
     const int window = (p->window ? p->window : p->n_layers) + (r->window ? r->window : r->n_layers);
-    p->ranks[p->n_ranks++] = r->ranks[0];
+    for (int i = 0; i < r->n_ranks; i++)
+        p->ranks[p->n_ranks++] = r->ranks[i];
     p->window = windows ? window : 0;
-    if (p->tp) {
+    if (shares) {
         p->n_experts += r->n_experts;
     } else {
         p->n_layers += r->n_layers;
@@ -299,7 +300,8 @@ static int all_fit(const struct gpu_plan *p)
 
 int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e)
 {
-    const int n = o->gpus.n > 1 ? o->gpus.n : 1;
+    const int n = o->gpus.n > 1 ? o->gpus.n : 1, shared = stage_ranks(&o->gpus);
+    struct gpu_plan stage;
     for (int i = 0; i < n; i++) {
         const struct backend_options own = rank_options(o, i);
         struct gpu_plan one;
@@ -311,10 +313,14 @@ int gpu_plan(const struct model *m, const struct backend_options *o, struct gpu_
         gpu_close(g);
         if (rc < 0)
             return -1;
-        if (i == 0)
-            *p = one;
+        if (i % shared == 0)
+            stage = one;
         else
-            add_rank(p, &one);
+            add_plan(&stage, &one, 1);
+        if (i + 1 == shared)
+            *p = stage;
+        else if ((i + 1) % shared == 0)
+            add_plan(p, &stage, 0);
     }
     if (n > 1)
         p->most_layers = all_fit(p) ? p->n_layers : p->tp ? 0 : most_layers(m, o, p);

@@ -67,8 +67,8 @@ struct hybrid {
 /* The input of matrices, as the kernels of its type read it. */
 struct input { const uint16_t *act; int stride; const float *x; int ldx; };
 
-/* Devices that share every layer.  The first one leads: it has the embedding and the head, and its
- * step queues the work of all. */
+/* Devices that share every layer of a stage.  The first one leads: it has the embedding or the head
+ * if the stage has them, and its step queues the work of all. */
 struct tp_group {
     int n;
     struct gpu_backend *rank[BACKEND_MOST_GPUS];
@@ -76,18 +76,19 @@ struct tp_group {
     struct gpu_event *order[BACKEND_MOST_GPUS];         /* each of its device */
 };
 
-/* A device with consecutive layers of a model: all of them, or those of a rank of a pipeline; or
- * with a part of every layer. */
+/* A device with consecutive layers of a model, all of them or those of a stage of a pipeline; with
+ * tp it has a part of each. */
 struct gpu_backend {
     const struct model *m;          /* with tp the part */
     struct tp_model *tp;            /* tensor parallelism: what this rank computes; NULL: whole layers */
-    struct tp_group *group;         /* with tp, of the first rank: all ranks; NULL: of the others */
+    struct tp_group *group;         /* with tp, of the first rank of a stage; NULL: of the others */
     struct backend_options o;
     struct gpu *g;
     struct dweights *w;
     struct layer_range layers;      /* on the device */
     int host_layers;                /* the first layers of the model, on the host; only of rank 0 */
-    /* the hidden states of the rank before arrive through this link; NULL: this is rank 0 */
+    /* The hidden states of the stage before arrive through this link, with tp from the rank with
+     * the same place there; NULL: this is the first stage. */
     struct gpu_link *link; const struct gpu_backend *before;
     int n_experts;                  /* experts of each layer on the device; later ones are on the host */
     /* the CPU backend of host_layers and of experts (cpu_first_open); NULL: there are none */
@@ -157,12 +158,12 @@ struct gpu_backend {
     char name[256];
 };
 
-/* The devices of a model: the handle of backend_gpu. */
+/* The devices of a model, stage after stage: the handle of backend_gpu. */
 struct gpu_ranks {
-    int n;
+    int n, a_stage;                 /* a_stage: ranks of a stage */
     struct gpu_backend *rank[BACKEND_MOST_GPUS];
-    struct gpu_link *drawn;         /* tokens from the last rank to the first; NULL: one draws for all */
-    struct tp_group group;          /* with tp */
+    struct gpu_link *drawn;         /* tokens from the last stage to the first; NULL: there is one */
+    struct tp_group group[BACKEND_MOST_GPUS / 2];       /* with tp, of each stage */
     char name[256];
 };
 
@@ -243,6 +244,9 @@ static inline int host_computes(const struct gpu_backend *b) { return has_host_e
 static inline int n_members(const struct gpu_backend *b) { return b->group ? b->group->n : 1; }
 static inline struct gpu_backend *member(struct gpu_backend *b, int i) { return b->group ? b->group->rank[i] : b; }
 static inline int leads(const struct gpu_backend *b) { return !b->tp || b->tp->rank == 0; }
+/* Number of devices that share a layer, and of stages. */
+static inline int stage_ranks(const struct backend_gpus *g) { return g->tp > 1 ? g->tp : 1; }
+static inline int n_stages(const struct backend_gpus *g) { return g->n > 1 ? g->n / stage_ranks(g) : 1; }
 /* Does the device compute the logits? */
 static inline int has_head(const struct gpu_backend *b)
 {
@@ -258,8 +262,8 @@ void rank_close(struct gpu_backend *b);
 int rank_check(const struct gpu_backend *b, const struct batch *batch, int n_follow, size_t *n_tables, struct err *e);
 /* Select the device and the memory of the next step. */
 int rank_prepare(struct gpu_backend *b, size_t n_tables, struct err *e);
-/* Run a step; a rank with the head waits for its results.  With tp the first rank queues the work
- * of all, and the others do nothing. */
+/* Run a step; a rank with the head waits for its results.  With tp the first rank of a stage queues
+ * the work of all, and the others do nothing. */
 int rank_forward(struct gpu_backend *b, const struct batch *batch, float *logits, struct err *e);
 /* See struct backend.  The caller counts the step in n_begun and n_follow. */
 int rank_can_begin(const struct gpu_backend *b, const struct batch *batch);

@@ -833,11 +833,11 @@ static int run_group(struct tp_group *t, struct err *e)
 {
     struct gpu_backend *lead = t->rank[0];
     float *x[BACKEND_MOST_GPUS];
-    if (run_embed(lead, e) < 0 || watch_layer(lead, -1, e) < 0)
-        return -1;
     for (int i = 0; i < t->n; i++)
         x[i] = t->rank[i]->x;
-    if (all_reduce_spread(t->sums, x, (size_t)lead->n * (size_t)lead->m->config.hidden_size, e) < 0)
+    if (lead->layers.first == 0 &&
+        (run_embed(lead, e) < 0 || watch_layer(lead, -1, e) < 0 ||
+         all_reduce_spread(t->sums, x, (size_t)lead->n * (size_t)lead->m->config.hidden_size, e) < 0))
         return -1;
     for (int i = 0; i < t->n; i++)
         if (gpu_use(t->rank[i]->g, e) < 0 || run_ropes(t->rank[i], e) < 0)

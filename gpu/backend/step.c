@@ -389,13 +389,16 @@ static int run_host(struct gpu_backend *b, const struct batch *batch, struct err
     return gpu_upload(b->g, GPU_COMPUTE, b->x, b->hx, n, e);
 }
 
-/* Let the hidden states of the rank before arrive. */
+/* Let the hidden states of the stage before arrive on all members. */
 static int receive(struct gpu_backend *b, struct err *e)
 {
     const size_t n = (size_t)b->n * (size_t)b->m->config.hidden_size * sizeof *b->x;
-    if (!b->link)
-        return 0;
-    return gpu_link_send(b->link, b->x, b->before->x, n, e) < 0 ? -1 : gpu_use(b->g, e);
+    for (int i = 0; b->link && i < n_members(b); i++) {
+        struct gpu_backend *m = member(b, i);
+        if (gpu_link_send(m->link, m->x, m->before->x, n, e) < 0)
+            return -1;
+    }
+    return b->link ? gpu_use(b->g, e) : 0;
 }
 
 /* Copy the drawn tokens to the items that requested them. */
@@ -406,7 +409,7 @@ static void take_tokens(const struct gpu_backend *b, const struct batch *batch)
             batch->items[i].draw->id = b->hids[row];
 }
 
-/* Upload the step's arrays to the current slot, and let its input from the rank before arrive.
+/* Upload the step's arrays to the current slot, and let its input from the stage before arrive.
  * Returns the bucket of its graph, -1 if it has none, -2 on failure; *n_logits: rows of logits that
  * are wanted. */
 static int upload_step(struct gpu_backend *b, const struct batch *batch, int may_graph, int *n_logits, int *splits_bit,
@@ -559,7 +562,7 @@ void rank_device(const struct gpu_backend *b, struct backend_device *d)
                                          .weights = r->weights, .kv = r->kv, .work = r->work, .total = r->total,
                                          .direct = b->link && gpu_link_is_direct(b->link),
                                          .n_heads = b->m->config.n_heads, .n_experts = b->n_experts };
-    d->tp = b->tp != NULL;
+    d->tp = b->tp ? b->tp->n_ranks : 0;
     snprintf(d->ranks[0].name, sizeof d->ranks[0].name, "%.63s", b->plan.name);
     d->graphs.off = b->plan.graphs_off;
     dweights_stream(b->w, &d->stream);

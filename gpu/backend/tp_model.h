@@ -10,7 +10,8 @@
  *
  * Every rank computes mixers with a state, attention with norms over all heads, and parts that are
  * too small, because these cannot be divided.  A shared MLP that cannot be divided belongs to the
- * first rank alone, as do the embedding and the head. */
+ * first rank alone, as do the embedding and the head.  In a pipeline each stage is divided like
+ * this, and loads its layers only. */
 #ifndef ZSE_GPU_BACKEND_TP_MODEL_H
 #define ZSE_GPU_BACKEND_TP_MODEL_H
 

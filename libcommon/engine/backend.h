@@ -75,14 +75,14 @@ enum moe_place { MOE_HYBRID, MOE_CPU, MOE_GPU, MOE_PASSING };
 enum { EXPERT_UPLOADS_AUTO = -1 };
 enum { BACKEND_PREFILL_THRESHOLD = 300 };
 
-/* Several GPUs: a pipeline of ranks, each with consecutive layers of those that GPUs compute; or,
- * with tp, ranks that share every layer. */
+/* Several GPUs: a pipeline of stages, each with consecutive layers of those that GPUs compute.  A
+ * stage is one GPU, or with tp this number of GPUs, which share its layers. */
 enum { BACKEND_MOST_GPUS = 8 };
 struct backend_gpus {
-    int n;                                  /* 0, 1: backend_options.device alone */
-    int tp;                                 /* tensor parallelism over all n */
-    int index[BACKEND_MOST_GPUS];
-    /* numbers of layers; all 0: evenly, the first ranks take the remainder */
+    int n;                                  /* of all stages; 0, 1: backend_options.device alone */
+    int tp;                                 /* 0, 1: a stage is one GPU; else n is a multiple */
+    int index[BACKEND_MOST_GPUS];           /* stage after stage */
+    /* numbers of layers of the stages; all 0: evenly, the first ones take the remainder */
     int layers[BACKEND_MOST_GPUS];
     int rank;                               /* set by the backend, for the options of each rank */
 };
@@ -203,13 +203,13 @@ struct backend_experts {
     uint64_t moved, moved_bytes, streamed, streamed_bytes, uploaded, uploaded_bytes;
 };
 
-/* One of the GPUs of a pipeline. */
+/* One of several GPUs. */
 struct backend_rank {
     char name[64];
     int index, first_layer, n_layers;
     size_t weights, kv, work, total;        /* bytes */
-    /* hidden states arrive directly from the GPU of the rank before, with tp from all others; 0:
-     * through the host, or this is the first rank of a pipeline */
+    /* hidden states arrive directly from the GPU of the stage before, with tp partial sums from all
+     * others of the stage, too; 0: through the host, or only this GPU is in the first stage */
     int direct;
     int n_heads, n_experts;                 /* query heads and experts of each of its layers */
 };
@@ -222,7 +222,7 @@ struct backend_device {
      * devices compute; n_experts: number of experts of each of these that they have, at least */
     int index, n_layers, n_experts;
     int n_ranks; struct backend_rank ranks[BACKEND_MOST_GPUS];
-    int tp;                                 /* the ranks share every layer */
+    int tp;                                 /* GPUs that share every layer; 0: one has it */
     struct backend_experts experts;
     size_t weights, cached, kv, work, reserve;      /* bytes: see gpu_plan */
     /* the reason why there is no f16 weight cache, static; NULL: there is one */

@@ -177,14 +177,27 @@ END
   done <<'END'
 --tp 4|--tp: there is no GPU 3
 --tp 0|--tp
---gpus 0,1,2 --tp 2|--gpus names 3 GPUs, expected 2
---gpus 0,1 --tp 2 --pp-split 1,3|exclude each other
+--gpus 0,1,2 --tp 2|--gpus names 3 GPUs, expected a multiple of 2
+--gpus 0,1 --tp 2 --pp-split 1,3|--pp-split: 2 numbers for 1 stage
 --tp 2 --layer-window 2|exclude each other
 --tp 2 --expert-uploads 50|--tp and --expert-uploads exclude each other
 --tp 2 --no-gpu-prefill|--tp and --no-gpu-prefill exclude each other
 --tp 2 --gpu-prefill-threshold 9|--tp and --gpu-prefill-threshold exclude each other
 --tp 2 --device cpu|--tp and --device cpu exclude each other
 END
+  export ZSE_TEST_DEVICES=4
+  o='--gpus 3,1,0,2 --tp 2 --pp-split 3,1'
+  # shellcheck disable=SC2086     # words
+  [ "$("$chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 3 $o)" = "$want" ]
+  # shellcheck disable=SC2086     # words
+  "$chat" "$MODEL" --plan --json $o >"$BATS_TEST_TMPDIR/j"
+  jq -e '.fits and .tensor_parallel and .gpu_layers == 4 and [.gpus[] | [.index, .first_layer, .layers]] ==
+         [[3, 0, 3], [1, 0, 3], [0, 3, 1], [2, 3, 1]]' "$BATS_TEST_TMPDIR/j"
+  # shellcheck disable=SC2086     # words
+  "$chat" "$MODEL" --plan $o | grep -q '^GPU 1 .*: a part of layers 0 to 2 of 4, '
+  # shellcheck disable=SC2086     # words
+  run -2 --separate-stderr "$chat" "$MODEL" -p hi $o,1
+  [[ "$stderr" == *"--pp-split: 3 numbers for 2 stages"* ]]
   run -1 --separate-stderr "$chat" "$MODEL" -p hi --tp 2 --gpu-layers 2
   [[ "$stderr" == *"--gpu-layers 2 of 4 does not apply"* ]]
 }

@@ -1,6 +1,7 @@
 /* t-gpu-tp.c - several GPUs that share every layer: sums over devices have the same bits for every
  * length and link; answers are those of one device up to the order of sums, for each family and
- * number of ranks; each rank loads its part alone. */
+ * number of ranks; each rank loads its part alone; a pipeline of such groups has the bits of one
+ * group. */
 #include "tests/lib/gpu_model.h"
 
 #include "gpu/backend/internal.h"
@@ -20,7 +21,7 @@ enum { N_BLOCKS = 8, MAX_TOKENS = 32, N_STATES = 3, LEN = 5, LONG = 18 };
 /* On a machine with fewer GPUs some ranks share one. */
 static struct backend_gpus gpus(int n)
 {
-    struct backend_gpus g = { .n = n, .tp = n > 1 };
+    struct backend_gpus g = { .n = n, .tp = n };
     for (int i = 0; i < n; i++)
         g.index[i] = i % gpu_count(&why);
     return g;
@@ -581,6 +582,142 @@ static void lost(void **state)
     model_close(m);
 }
 
+/* ---- a pipeline of groups ---- */
+
+/* Four ranks are two stages of two; their options. */
+static struct backend_options staged(int exact)
+{
+    struct backend_options o = options(4, exact);
+    o.gpus.tp = 2;
+    return o;
+}
+
+/* A stage runs the kernels that one group would run for its layers, so that every bit is the same,
+ * with every kind of link and in steps that are begun early; the sums differ from one device's in
+ * their order only. */
+static void check_stages(const struct model *m, int n_links, const char *name)
+{
+    const struct backend_options one = options(1, 1), two = options(2, 1), four = staged(1);
+    const size_t n = (size_t)(LEN + 1) * (size_t)m->config.vocab_size;
+    float *want = answer(m, &two, LEN), *alone = answer(m, &one, LEN);
+    int32_t ids[TOKENS], of_two[TOKENS];
+    for (int mode = EMULATED_PEERS; mode < (emulated_peers ? n_links : 1); mode++) {
+        if (emulated_peers)
+            emulated_peers(mode);
+        float *got = answer(m, &four, LEN);
+        const double error = error_of(got, alone, n);
+        if (memcmp(got, want, n * sizeof *got) != 0)
+            fail_msg("%s: other bits than on one group", name);
+        if (!(error <= 2e-5))
+            fail_msg("%s: error %.3g of the largest logit", name, error);
+        free(got);
+    }
+    if (emulated_peers)
+        emulated_peers(EMULATED_PEERS);
+    draw_ahead(m, &two, of_two);
+    draw_ahead(m, &four, ids);
+    assert_memory_equal(ids, of_two, sizeof ids);
+    free(want), free(alone);
+}
+
+/* A dense model, mixtures, and layers with a state. */
+static void stages(void **state)
+{
+    (void)state;
+    uint8_t *owned[MOST_EXPERT_MATS];
+    struct model *m = load("tiny", QT_F16);
+    check_stages(m, 3, "tiny");
+    int n = make_mixture(m, QT_F16, 32, owned);
+    check_stages(m, 1, "a mixture");
+    while (n)
+        free(owned[--n]);
+    model_close(m);
+    static const char *const names[] = { "deepseek_v3", "qwen3_next", "nemotron_h", "granitemoehybrid" };
+    for (size_t i = 0; have_oracles() && i < (getenv("ZSE_TEST_ALL") ? 4 : 2); i++) {
+        m = load(names[i], QT_F32);
+        check_stages(m, 1, names[i]);
+        model_close(m);
+    }
+}
+
+/* The layers, heads and experts of each rank, the plan, and graphs: one of each stage in a step. */
+static void parts_of_stages(void **state)
+{
+    (void)state;
+    uint8_t *owned[MOST_EXPERT_MATS];
+    struct model *m = load("tiny", QT_F16);
+    struct backend_options o = staged(0);
+    struct backend_device d;
+    struct backend_graphs g;
+    struct gpu_plan p;
+    int n = make_mixture(m, QT_F16, 32, owned);
+    o.gpus.layers[0] = 3, o.gpus.layers[1] = 1;
+    OK(gpu_plan(m, &o, &p, &why));
+    void *b = open_with(m, &o);
+    backend_gpu.device(b, &d);
+    assert_non_null(strstr(backend_gpu.describe(b), "tensor parallel, 3+1 of 4 layers"));
+    backend_gpu.close(b);
+    assert_int_equal(d.tp, 2);
+    assert_int_equal(p.tp, 2);
+    assert_int_equal(d.n_ranks, 4);
+    assert_int_equal(p.n_ranks, 4);
+    assert_int_equal(d.n_layers, 4);
+    assert_int_equal(p.n_layers, 4);
+    assert_int_equal(d.n_experts, N_EXPERTS);
+    assert_int_equal(p.n_experts, N_EXPERTS);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(d.ranks[i].n_layers, i < 2 ? 3 : 1);
+        assert_int_equal(d.ranks[i].first_layer, i < 2 ? 0 : 3);
+        assert_int_equal(p.ranks[i].first_layer, i < 2 ? 0 : 3);
+        assert_int_equal(d.ranks[i].n_heads, 2);
+        assert_int_equal(d.ranks[i].n_experts, N_EXPERTS / 2);
+        assert_int_equal(d.ranks[i].weights, p.ranks[i].weights);
+        assert_true(d.ranks[i].direct);
+    }
+    o.no_graphs = 1;
+    float *want = decode(m, &o, &g);
+    o.no_graphs = 0;
+    const int before = emulated_graphs ? emulated_graphs() : 0;
+    float *got = decode(m, &o, &g);
+    assert_memory_equal(got, want, STEPS * N_SEQS * (size_t)m->config.vocab_size * sizeof *got);
+    assert_int_equal(g.replays[2], STEPS - 1);
+    if (emulated_graphs)
+        assert_int_equal(emulated_graphs() - before, 2 * (STEPS - 1));
+    free(want), free(got);
+    o.gpus.layers[1] = 2;
+    assert_null(backend_gpu.open(m, &o, &why));
+    assert_non_null(strstr(why.msg, "--pp-split: 5 layers, but the GPUs compute 4"));
+    while (n)
+        free(owned[--n]);
+    model_close(m);
+}
+
+/* Any rank of any stage that is lost fails the step and is named. */
+static void lost_in_stage(void **state)
+{
+    (void)state;
+    struct model *m = load("tiny", QT_F16);
+    struct backend_options o = staged(0);
+    const int32_t ids[] = { 4, 5, 6 };
+    float *logits = malloc(LEN * (size_t)m->config.vocab_size * sizeof *logits);
+    if (!emulated_fail_on)
+        skip();
+    for (int lost_one = 0; lost_one < 4; lost_one++) {
+        char name[32];
+        void *b = open_with(m, &o);
+        OK(step(b, ids, 0, 2, 0, logits));
+        emulated_fail_on(lost_one, "norm", 1);
+        assert_int_equal(step(b, ids, 2, 1, 0, logits), -1);
+        snprintf(name, sizeof name, "emulated:%d", lost_one);
+        if (!strstr(why.msg, name))
+            fail_msg("'%s' does not name %s", why.msg, name);
+        assert_int_equal(step(b, ids, 2, 1, 0, logits), -1);
+        backend_gpu.close(b);
+    }
+    free(logits);
+    model_close(m);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -588,6 +725,7 @@ int main(void)
         cmocka_unit_test(room_for_graphs),
         cmocka_unit_test(links), cmocka_unit_test(lost), cmocka_unit_test(families),
         cmocka_unit_test(graphs), cmocka_unit_test(lost_in_graph),
+        cmocka_unit_test(stages), cmocka_unit_test(parts_of_stages), cmocka_unit_test(lost_in_stage),
         cmocka_unit_test(rounded_keys_and_values),
     };
     if (gpu_kind[0] != 'e' && !device_usable())
