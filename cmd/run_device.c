@@ -90,8 +90,6 @@ static int use_tp(const char *prog, struct run_options *r)
 {
     if (r->tp < 2)
         return 0;
-    if (r->stream_window)
-        return cli_wrong(prog, "--tp and --layer-window exclude each other: each GPU holds its part of all layers");
     if (r->gpus_text && r->gpus.n % r->tp)
         return cli_wrong(prog, "--tp %d: --gpus names %d GPU%s, expected a multiple of %d", r->tp, r->gpus.n,
                          r->gpus.n == 1 ? "" : "s", r->tp);

@@ -50,7 +50,8 @@ struct gpu_plan {
     const char *graphs_off;
     /* window: the number of layers in the device's memory, if the others are uploaded at every
      * step, and 0 if all layers fit.  kept: those of them that stay; slots, prefetch: see struct
-     * backend_stream; stream_bytes: bytes that a step uploads */
+     * backend_stream; stream_bytes: bytes that a step uploads.  Of GPUs that share layers, the
+     * smallest window counts. */
     int window, kept, slots, prefetch;
     size_t stream_bytes;
     int most_window;                    /* of one GPU: the largest window that fits */

@@ -305,13 +305,14 @@ static size_t backend_memory(const void *backend)
 
 static const char *backend_describe(const void *backend) { return ((const struct gpu_ranks *)backend)->name; }
 
-static void add_stream(struct backend_stream *s, const struct backend_stream *r, int n_layers, int r_layers)
+static void add_stream(struct backend_stream *s, const struct backend_stream *r, int n_layers, int r_layers, int shares)
 {
+    const int mine = s->window ? s->window : n_layers, other = r->window ? r->window : r_layers;
     if (!s->window && !r->window)
         return;
-    s->window = (s->window ? s->window : n_layers) + (r->window ? r->window : r_layers);
-    s->kept += r->kept;
-    s->slots += r->slots;
+    s->window = !shares ? mine + other : mine < other ? mine : other;
+    s->kept = !shares ? s->kept + r->kept : mine < other ? s->kept : r->kept;
+    s->slots = !shares ? s->slots + r->slots : mine < other ? s->slots : r->slots;
     s->prefetch = r->prefetch > s->prefetch ? r->prefetch : s->prefetch;
     s->given_back += r->given_back;
     s->uses += r->uses;
@@ -338,7 +339,7 @@ static void add_experts(struct backend_experts *x, const struct backend_experts 
  * since each step replays one of each stage; refused ones count on all. */
 static void add_device(struct backend_device *d, const struct backend_device *r, int shares)
 {
-    add_stream(&d->stream, &r->stream, d->n_layers, r->n_layers);
+    add_stream(&d->stream, &r->stream, d->n_layers, r->n_layers, shares);
     add_experts(&d->experts, &r->experts);
     for (int i = 0; i < r->n_ranks; i++)
         d->ranks[d->n_ranks++] = r->ranks[i];

@@ -98,16 +98,17 @@ static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
  * experts are partly on the processor stay. */
 static void plan_window(const struct model *m, const struct backend_options *o, struct gpu_plan *p)
 {
+    struct gpu_backend b = { .m = m, .o = *o };
+    struct err ignored;
     size_t layer;
-    if (p->tp)
-        return;
     const struct layer_range layers = { p->ranks[0].first_layer, p->ranks[0].first_layer + p->n_layers };
     const int wanted = o->stream_window ? o->stream_window < p->n_layers : p->needed > p->limit;
-    const size_t ends = pages(dweights_ends_size(m, layers, p->n_experts, &layer)),
-                 beside = ends + p->kv + p->work + RESERVE;
     if (!wanted || o->layer_stream == LAYER_STREAM_OFF || o->cache_weights == CACHE_WEIGHTS_ON ||
-        p->n_experts < m->config.moe.n_experts)
+        (!p->tp && p->n_experts < m->config.moe.n_experts) || memory_part(&b, &ignored) < 0)
         return;
+    const size_t ends = pages(dweights_ends_size(b.m, layers, p->n_experts, &layer)),
+                 beside = ends + p->kv + p->work + RESERVE;
+    tp_model_close(b.tp);
     int n = o->stream_window ? o->stream_window
                              : window_size((double)p->limit * 0.9, (double)beside, (double)pages(layer), 0);
     n = n < p->n_layers ? n : p->n_layers;
@@ -260,15 +261,19 @@ int plan_rank(struct gpu *g, const struct model *m, const struct backend_options
 /* Add the plan of a rank that shares the layers of p, or of further stages. */
 static void add_plan(struct gpu_plan *p, const struct gpu_plan *r, int shares)
 {
-    const int windows = p->window || r->window;
-    const int window = (p->window ? p->window : p->n_layers) + (r->window ? r->window : r->n_layers);
+    const int windows = p->window || r->window, mine = p->window ? p->window : p->n_layers,
+              other = r->window ? r->window : r->n_layers;
     for (int i = 0; i < r->n_ranks; i++)
         p->ranks[p->n_ranks++] = r->ranks[i];
-    p->window = windows ? window : 0;
+    p->window = !windows ? 0 : !shares ? mine + other : mine < other ? mine : other;
     if (shares) {
         p->n_experts += r->n_experts;
+        p->kept = mine < other ? p->kept : r->kept;
+        p->slots = mine < other ? p->slots : r->slots;
     } else {
         p->n_layers += r->n_layers;
+        p->kept += r->kept;
+        p->slots += r->slots;
         p->n_experts = r->n_experts < p->n_experts ? r->n_experts : p->n_experts;
     }
     p->weights += r->weights;
@@ -282,8 +287,6 @@ static void add_plan(struct gpu_plan *p, const struct gpu_plan *r, int shares)
     p->free += r->free;
     p->host_weights += r->host_weights;
     p->host_kv += r->host_kv;
-    p->kept += r->kept;
-    p->slots += r->slots;
     p->prefetch = r->prefetch > p->prefetch ? r->prefetch : p->prefetch;
     p->stream_bytes += r->stream_bytes;
     p->cache_off = p->cache_off ? p->cache_off : r->cache_off;

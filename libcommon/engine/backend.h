@@ -181,9 +181,10 @@ struct backend_graphs {
 
 /* A model with more layers than fit in a device's memory: a window of them is there. */
 struct backend_stream {
-    /* layers in the window, 0: all layers fit, and the other fields are 0.  kept: those that always
-     * stay; the others are slots, through which all other layers pass.  given_back: layers by which
-     * the window is smaller than at first, because memory is short */
+    /* layers in the window, of GPUs that share layers the smallest one, 0: all layers fit, and the
+     * other fields are 0.  kept: those that always stay; the others are slots, through which all
+     * other layers pass.  given_back: layers by which the window is smaller than at first, because
+     * memory is short */
     int window, kept, slots, prefetch, given_back;
     /* static: "adaptive", "sequential" */
     const char *strategy;

@@ -179,12 +179,13 @@ END
 --tp 0|--tp
 --gpus 0,1,2 --tp 2|--gpus names 3 GPUs, expected a multiple of 2
 --gpus 0,1 --tp 2 --pp-split 1,3|--pp-split: 2 numbers for 1 stage
---tp 2 --layer-window 2|exclude each other
 --tp 2 --expert-uploads 50|--tp and --expert-uploads exclude each other
 --tp 2 --no-gpu-prefill|--tp and --no-gpu-prefill exclude each other
 --tp 2 --gpu-prefill-threshold 9|--tp and --gpu-prefill-threshold exclude each other
 --tp 2 --device cpu|--tp and --device cpu exclude each other
 END
+  [ "$("$chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 3 --tp 2 --layer-window 2)" = "$want" ]
+  "$chat" "$MODEL" --plan --json --tp 2 --layer-window 2 | jq -e ".fits and .layer_window.kept + .layer_window.slots == 2"
   export ZSE_TEST_DEVICES=4
   o='--gpus 3,1,0,2 --tp 2 --pp-split 3,1'
   # shellcheck disable=SC2086     # words

@@ -116,4 +116,25 @@ fail:
     return NULL;
 }
 
+/* Repeat the layers of a model until there are n. */
+static inline void repeat_layers(struct model *m, int n)
+{
+    struct config *c = &m->config;
+    const int have = c->n_layers;
+    m->layers = realloc(m->layers, (size_t)n * sizeof *m->layers);
+#define REPEAT(array) \
+    c->array = realloc(c->array, (size_t)n * sizeof *c->array); \
+    for (int i = have; i < n; i++) \
+        c->array[i] = c->array[i % have];
+    REPEAT(mixer)
+    REPEAT(ff)
+    REPEAT(chunk)
+    REPEAT(window)
+    REPEAT(rope_of)
+#undef REPEAT
+    for (int i = have; i < n; i++)
+        m->layers[i] = m->layers[i % have];
+    c->n_layers = n;
+}
+
 #endif

@@ -22,22 +22,7 @@ static struct model *load(int n)
     source_close(s);
     if (!m)
         fail_msg("%s", why.msg);
-    struct config *c = &m->config;
-    const int have = c->n_layers;
-    m->layers = realloc(m->layers, (size_t)n * sizeof *m->layers);
-#define REPEAT(array) \
-    c->array = realloc(c->array, (size_t)n * sizeof *c->array); \
-    for (int i = have; i < n; i++) \
-        c->array[i] = c->array[i % have];
-    REPEAT(mixer)
-    REPEAT(ff)
-    REPEAT(chunk)
-    REPEAT(window)
-    REPEAT(rope_of)
-#undef REPEAT
-    for (int i = have; i < n; i++)
-        m->layers[i] = m->layers[i % have];
-    c->n_layers = n;
+    repeat_layers(m, n);
     return m;
 }
 

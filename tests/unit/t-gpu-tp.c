@@ -692,6 +692,58 @@ static void parts_of_stages(void **state)
     model_close(m);
 }
 
+/* Compare a plan with windows with what is opened, and the bits of the answer.  Returns the
+ * window. */
+static int same_in_windows(const struct model *m, const struct backend_options *o, const float *want)
+{
+    struct gpu_plan p;
+    struct backend_device d;
+    OK(gpu_plan(m, o, &p, &why));
+    float *got = answer(m, o, LEN);
+    if (memcmp(got, want, (size_t)(LEN + 1) * (size_t)m->config.vocab_size * sizeof *got) != 0)
+        fail_msg("a window of %d layers: other bits than with all layers", p.window);
+    free(got);
+    void *b = open_with(m, o);
+    backend_gpu.device(b, &d);
+    backend_gpu.close(b);
+    assert_int_equal(d.stream.window, p.window);
+    assert_int_equal(d.stream.kept, p.kept);
+    assert_int_equal(d.stream.slots, p.slots);
+    assert_int_equal(p.kept + p.slots, p.window);
+    assert_true(p.stream_bytes > 0 && p.graphs_off);
+    return p.window;
+}
+
+/* Parts of layers pass through windows, in one group and in stages, chosen or because the second
+ * rank lacks memory: the bits are those of ranks with all their layers. */
+static void windows(void **state)
+{
+    (void)state;
+    enum { FEW = 8, MANY = 40 };
+    struct model *m = load("tiny", QT_F16);
+    struct backend_options o = options(2, 0), four = staged(0);
+    struct gpu_plan p;
+    repeat_layers(m, FEW);
+    float *want = answer(m, &o, LEN);
+    o.stream_window = four.stream_window = 3;
+    assert_int_equal(same_in_windows(m, &o, want), 3);
+    assert_int_equal(same_in_windows(m, &four, want), 6);
+    free(want);
+    o.stream_window = 0;
+    if (emulated_device_memory) {
+        repeat_layers(m, MANY);
+        want = answer(m, &o, LEN);
+        OK(gpu_plan(m, &o, &p, &why));
+        assert_int_equal(p.window, 0);
+        emulated_device_memory(1, p.ranks[1].needed - ((size_t)2 << 20));
+        const int window = same_in_windows(m, &o, want);
+        assert_true(window > 0 && window < MANY);
+        emulated_device_memory(1, 0);
+        free(want);
+    }
+    model_close(m);
+}
+
 /* Any rank of any stage that is lost fails the step and is named. */
 static void lost_in_stage(void **state)
 {
@@ -726,6 +778,7 @@ int main(void)
         cmocka_unit_test(links), cmocka_unit_test(lost), cmocka_unit_test(families),
         cmocka_unit_test(graphs), cmocka_unit_test(lost_in_graph),
         cmocka_unit_test(stages), cmocka_unit_test(parts_of_stages), cmocka_unit_test(lost_in_stage),
+        cmocka_unit_test(windows),
         cmocka_unit_test(rounded_keys_and_values),
     };
     if (gpu_kind[0] != 'e' && !device_usable())
