@@ -24,33 +24,37 @@ static const char *graphs_off(const struct gpu_backend *b)
     return has_host_experts(b) ? "the GPU lacks some experts" : o->no_graphs ? "--cuda-graphs off" : o->watch ? "ZSE_DIAG waits after every layer" : o->debug_sync ? "ZSE_DEBUG_SYNC waits after every kernel" : NULL;
 }
 
-/* The kernels and copies of the graph of a bucket.  The first device of a group launches the graph
- * of all, with their sums: two a layer, and the copies of the embedding. */
-static size_t graph_nodes(const struct gpu_backend *b, int bucket)
+/* A device of a group also has its part of the sums, those of halves of a layer that leave partial
+ * ones, and sends or receives the embedding. */
+size_t graph_nodes(const struct gpu_backend *b, int bucket)
 {
-    enum { A_LAYER = 10, INT8 = 4, EXPERTS = 6, ENDS = 8 };
-    const size_t layers = (size_t)(b->layers.end - b->layers.first);
-    const size_t own = layers * (size_t)(A_LAYER + INT8 * b->o.act_int8 + (b->stride_expert ? EXPERTS : 0)) + ENDS;
-    if (!b->tp || !leads(b))
-        return own;
-    return own * (size_t)b->tp->n_ranks +
-           (2 * layers + 1) * all_reduce_nodes(&all_reduce_sizes, b->tp->n_ranks,
-                                               (size_t)b->m->config.hidden_size << bucket);
+    enum { A_LAYER = 12, INT8 = 4, EXPERTS = 6, ENDS = 8, AFTER_SUM = 1 };
+    const size_t a_layer = (size_t)(A_LAYER + INT8 * b->o.act_int8 + (b->stride_expert ? EXPERTS : 0));
+    size_t n = ENDS;
+    for (int i = b->layers.first; i < b->layers.end; i++) {
+        const int split = b->tp ? b->tp->split[i] : 0;
+        const size_t sums = (size_t)((split & TP_MIXER) != 0) + ((split & TP_FF) != 0);
+        n += a_layer;
+        if (sums)
+            n += sums * (AFTER_SUM + all_reduce_nodes(&all_reduce_sizes, b->tp->n_ranks,
+                                                      (size_t)b->m->config.hidden_size << bucket) /
+                                         (size_t)b->tp->n_ranks);
+    }
+    return n + (b->tp ? (size_t)b->tp->n_ranks : 0);
 }
 
 /* An allowance for the driver's own copies of graphs and kernels, not measured: 32 MiB, and 1 KiB
- * for each node of each possible graph. */
+ * for each node of each possible graph, on the device that runs it. */
 static size_t reserve_of(const struct gpu_backend *b)
 {
     enum { NODE = 1 << 10 };
-    size_t bits = 1, nodes = 0;
-    while (bits < MAX_SPLIT_BITS && 1 << (bits - 1) < b->max_splits)
-        bits++;
+    size_t nodes = 0;
     if (graphs_off(b))
         return RESERVE;
-    for (int i = 0; i < N_BUCKETS; i++)
-        nodes += graph_nodes(b, i);
-    return RESERVE + bits * nodes * NODE;
+    for (int bits = 0; bits == 0 || (bits < MAX_SPLIT_BITS && 1 << (bits - 1) < b->max_splits); bits++)
+        for (int i = 0; i < N_BUCKETS; i++)
+            nodes += graph_fits(b, i, bits) ? graph_nodes(b, i) : 0;
+    return RESERVE + nodes * NODE;
 }
 
 /* The reason why there are no f16 copies of weights; NULL: there are copies.  With

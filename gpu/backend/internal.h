@@ -192,6 +192,18 @@ static inline int partial_rows(const struct gpu_backend *b, int splits)
     return rows < array_size(b) ? (int)rows : (int)array_size(b);
 }
 
+/* A graph serves all steps of up to 2^bucket tokens and this number of splits of attention. */
+static inline int splits_of(const struct gpu_backend *b, int splits_bit)
+{
+    return splits_bit < MAX_SPLIT_BITS && 1 << splits_bit < b->max_splits ? 1 << splits_bit : b->max_splits;
+}
+/* Are there such graphs? */
+static inline int graph_fits(const struct gpu_backend *b, int bucket, int splits_bit)
+{
+    return splits_bit < MAX_SPLIT_BITS && 1 << bucket <= partial_rows(b, splits_of(b, splits_bit)) &&
+           1 << bucket <= b->logit_rows;
+}
+
 /* Whether types of fewer than 8 bits have a tail.  Layers with a window then are in its blocks
  * only, as f16. */
 static inline int has_tail(const struct gpu_backend *b) { return b->o.n_window_blocks > 0; }
@@ -328,6 +340,8 @@ int slots_used(struct gpu_backend *b, struct err *e);
 int plan_rank(struct gpu *g, const struct model *m, const struct backend_options *o, struct gpu_plan *p, struct err *e);
 /* Let the options ask for the experts of a plan. */
 void plan_fix_experts(struct backend_options *o, const struct gpu_plan *p);
+/* The kernels and copies of this device, at most, in the graph of a bucket. */
+size_t graph_nodes(const struct gpu_backend *b, int bucket);
 /* The options of one rank of several GPUs. */
 struct backend_options rank_options(const struct backend_options *o, int rank);
 

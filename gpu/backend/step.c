@@ -204,11 +204,6 @@ static size_t fill_step(struct gpu_backend *b, const struct batch *batch, int *n
     return tables_at(b) + (size_t)at;
 }
 
-static int splits_of(const struct gpu_backend *b, int splits_bit)
-{
-    return splits_bit < MAX_SPLIT_BITS && 1 << splits_bit < b->max_splits ? 1 << splits_bit : b->max_splits;
-}
-
 /* Returns the bucket of the number of tokens of a step that only decodes; -1 if the step does not
  * only decode, or if graphs are off.  *splits_bit: the bucket of the number of splits. */
 static int bucket_of(const struct gpu_backend *b, int n_logits, int *splits_bit)
@@ -220,8 +215,7 @@ static int bucket_of(const struct gpu_backend *b, int n_logits, int *splits_bit)
         bucket++;
     for (*splits_bit = 0; 1 << *splits_bit < b->splits; )
         ++*splits_bit;
-    return *splits_bit >= MAX_SPLIT_BITS || 1 << bucket > partial_rows(b, splits_of(b, *splits_bit)) ||
-           1 << bucket > b->logit_rows ? -1 : bucket;
+    return graph_fits(b, bucket, *splits_bit) ? bucket : -1;
 }
 
 /* Pad the number of tokens and the number of splits each to a power of two, so that few graphs

@@ -34,8 +34,10 @@ size_t emulated_uploaded(int device);
 /* From now on call launch() for every kernel that is launched or recorded; NULL: no longer. */
 void emulated_watch(void (*launch)(void *user, const char *kernel, unsigned blocks, int threads, size_t shared),
                     void *user);
-/* Number of graphs launched in this process. */
+/* Number of graphs launched in this process, and of a device's kernels and copies in the last
+ * one. */
 int emulated_graphs(void);
+int emulated_graph_nodes(int device);
 
 #ifdef __cplusplus
 }

@@ -32,6 +32,7 @@ static struct {
     char fail_kernel[64];
     int fail_at;                        /* number of launches until the failure; 0: none */
     int n_graphs;                       /* number of graphs launched */
+    int n_nodes[EMULATED_DEVICES];      /* nodes of each device in the last one */
     enum emulated_refusal refuse;       /* emulated_refuse */
     /* of emulated_watch() */
     void (*watch)(void *user, const char *kernel, unsigned blocks, int threads, size_t shared);
@@ -70,6 +71,12 @@ int emulated_graphs()
 {
     std::lock_guard<std::mutex> guard(state.lock);
     return state.n_graphs;
+}
+
+int emulated_graph_nodes(int device)
+{
+    std::lock_guard<std::mutex> guard(state.lock);
+    return state.n_nodes[device];
 }
 
 void emulated_refuse(enum emulated_refusal what)
@@ -568,6 +575,10 @@ int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e)
     {
         std::lock_guard<std::mutex> guard(state.lock);
         state.n_graphs++;
+        for (int &n : state.n_nodes)
+            n = 0;
+        for (const graph_node &n : graph->nodes)
+            state.n_nodes[n.g->device]++;
     }
     if (graph->streams.size() > 1) {
         launch_group(g, graph->nodes);

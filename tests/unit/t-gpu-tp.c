@@ -14,6 +14,7 @@
 #pragma weak emulated_device_memory
 #pragma weak emulated_uploaded
 #pragma weak emulated_graphs
+#pragma weak emulated_graph_nodes
 #pragma weak emulated_refuse
 
 enum { N_BLOCKS = 8, MAX_TOKENS = 32, N_STATES = 3, LEN = 5, LONG = 18 };
@@ -358,28 +359,6 @@ static void partial_loads(void **state)
     model_close(m);
 }
 
-/* The first device has room for the graphs of all, with their sums. */
-static void room_for_graphs(void **state)
-{
-    (void)state;
-    static const struct { int n; size_t floats, nodes; } sum[] = {
-        { 2, 1, 2 * 2 + 2 }, { 2, 1 << 20, 4 * (2 * 2 + 2) }, { 4, 1024, 12 * 2 + 4 }, { 4, 1 << 20, 2 * 12 * 2 + 4 },
-    };
-    struct model *m = load("tiny", QT_F16);
-    struct backend_options o = options(2, 0);
-    struct gpu_plan with, without;
-    for (size_t i = 0; i < sizeof sum / sizeof *sum; i++)
-        assert_int_equal(all_reduce_nodes(&all_reduce_sizes, sum[i].n, sum[i].floats), sum[i].nodes);
-    OK(gpu_plan(m, &o, &with, &why));
-    o.no_graphs = 1;
-    OK(gpu_plan(m, &o, &without, &why));
-    assert_int_equal(without.ranks[0].reserve, without.ranks[1].reserve);
-    assert_true(with.ranks[1].reserve > without.ranks[1].reserve);
-    assert_true(with.ranks[0].reserve - without.ranks[0].reserve >
-                2 * (with.ranks[1].reserve - without.ranks[1].reserve));
-    model_close(m);
-}
-
 /* ---- links, lookahead steps, failures ---- */
 
 enum { TOKENS = 5 };
@@ -518,6 +497,73 @@ static void graphs(void **state)
         free(want);
         model_close(m);
     }
+}
+
+/* The nodes that a device's reserve is calculated from, beside those of a recorded graph: no fewer,
+ * and at most twice as many where messages are bounced through the host, as the plan assumes. */
+static void check_nodes(const struct model *m, int n_ranks, const char *name)
+{
+    const struct backend_options o = options(n_ranks, 0);
+    const int32_t ids[] = { 4, 5, 6, 7, 8 };
+    float *logits = malloc((size_t)m->config.vocab_size * sizeof *logits);
+    struct gpu_ranks *p = open_with(m, &o);
+    const int before = emulated_graphs();
+    wait_loaded(p);
+    for (int i = 0; i < 3; i++)
+        OK(step(p, ids, i, 1, 0, logits));
+    assert_int_equal(emulated_graphs() - before, 2);
+    for (int i = 0; i < n_ranks; i++) {
+        const int planned = (int)graph_nodes(p->rank[i], 0), recorded = emulated_graph_nodes(i);
+        if (recorded > planned || 2 * recorded < planned)
+            fail_msg("%s, rank %d of %d: %d nodes, planned %d", name, i, n_ranks, recorded, planned);
+    }
+    backend_gpu.close(p);
+    free(logits);
+}
+
+/* Each device has room for its nodes of all possible graphs. */
+static void room_for_graphs(void **state)
+{
+    (void)state;
+    static const struct { int n; size_t floats, nodes; } sum[] = {
+        { 2, 1, 2 * 2 + 2 }, { 2, 1 << 20, 4 * (2 * 2 + 2) }, { 4, 1024, 12 * 2 + 4 }, { 4, 1 << 20, 2 * 12 * 2 + 4 },
+    };
+    static const char *const names[] = { "tiny", "deepseek_v3", "qwen3_next", "granitemoehybrid", "gpt_oss" };
+    for (size_t i = 0; i < sizeof sum / sizeof *sum; i++)
+        assert_int_equal(all_reduce_nodes(&all_reduce_sizes, sum[i].n, sum[i].floats), sum[i].nodes);
+    if (!emulated_graph_nodes)
+        skip();
+    emulated_peers(EMULATED_NO_PEERS);
+    for (size_t i = 0; i < (have_oracles() ? sizeof names / sizeof *names : 1); i++) {
+        struct model *m = load(names[i], QT_F16);
+        for (int n = 1; n <= (i ? 2 : 4); n *= 2)
+            check_nodes(m, n, names[i]);
+        model_close(m);
+    }
+    emulated_peers(EMULATED_PEERS);
+}
+
+/* The reserve counts the graphs that bucket_of() can choose, and each node once. */
+static void few_graphs(void **state)
+{
+    (void)state;
+    struct model *m = load("tiny", QT_F16);
+    struct backend_options o = options(2, 0);
+    struct gpu_plan with, without;
+    size_t nodes = 0;
+    o.n_blocks = 2 * GPU_SPLIT / KV_BLOCK;
+    o.max_logits = 4;                   /* graphs for 1, 2 and 4 sequences, of 1 or 2 splits */
+    OK(gpu_plan(m, &o, &with, &why));
+    struct gpu_ranks *p = open_with(m, &o);
+    assert_int_equal(p->rank[0]->max_splits, 2);
+    for (int bucket = 0; bucket < 3; bucket++)
+        nodes += 2 * graph_nodes(p->rank[1], bucket);
+    backend_gpu.close(p);
+    o.no_graphs = 1;
+    OK(gpu_plan(m, &o, &without, &why));
+    for (int i = 0; i < 2; i++)
+        assert_int_equal(with.ranks[i].reserve - without.ranks[i].reserve, nodes << 10);
+    model_close(m);
 }
 
 /* A rank that fails in a graph fails the step. */
@@ -774,7 +820,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sums), cmocka_unit_test(packed), cmocka_unit_test(mixtures), cmocka_unit_test(partial_loads),
-        cmocka_unit_test(room_for_graphs),
+        cmocka_unit_test(room_for_graphs), cmocka_unit_test(few_graphs),
         cmocka_unit_test(links), cmocka_unit_test(lost), cmocka_unit_test(families),
         cmocka_unit_test(graphs), cmocka_unit_test(lost_in_graph),
         cmocka_unit_test(stages), cmocka_unit_test(parts_of_stages), cmocka_unit_test(lost_in_stage),
