@@ -101,14 +101,16 @@ static void batching_all(struct server *s, struct conn *c, int on)
 {
     const char *id;
     json_t *kept;
+    int failed = 0;
     s->no_batching = !on;
     json_object_foreach(s->batching, id, kept)
-        json_object_set_new(kept, "enabled", json_boolean(on));
+        failed |= json_object_set_new(kept, "enabled", json_boolean(on)) != 0;
     for (struct loaded_model *lm = s->models; lm; lm = lm->next)
-        if (lm->state == MODEL_READY && set_batching(lm, on) != 0) {
-            reply_refusal(s, c, 503, NULL, "out of memory");
-            return;
-        }
+        failed |= lm->state == MODEL_READY && set_batching(lm, on) != 0;
+    if (failed) {
+        reply_refusal(s, c, 503, NULL, "out of memory");
+        return;
+    }
     reply_object(s, c, 200, json_pack("{s:b, s:b, s:s}", "success", 1, "enabled", on, "message",
                                       on ? "requests run together" : "one request at a time"));
 }
