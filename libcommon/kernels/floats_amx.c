@@ -153,7 +153,7 @@ static void multiply_block(const struct mat *m, int tile0, int n, int k0, int n_
                           *a = parts + (size_t)(p * T) * BF16_K * 3 * 2;
             float *to = c + ((size_t)i * all + (size_t)(p * T)) * TILE_ROWS;
             const int t0 = p * T, more = n_tokens - t0 < 2 * T ? n_tokens - t0 : 2 * T;
-            const struct prefetch how = panels == 1 ? prefetch_of(0)
+            const struct prefetch how = panels == 1 ? prefetch_of(16, 1)
                                                    : (struct prefetch){ p == 0 ? BF16_K * TILE_ROWS * 2 : 0, 0, 0 };
             if (last)
                 prefetch_rows(&rows[i], t0, more);
