@@ -23,7 +23,7 @@ static const char prog[] = "zse-convert";
 static const char usage[] =
     "usage: zse-convert SRC -o OUT.zse [OPTIONS]\n"
     "       zse-convert pull NAME [OPTIONS]\n"
-    "       zse-convert --synthetic NAME -o OUT.zse [OPTIONS]\n"
+    "       zse-convert --synthetic NAME[:LAYERS] -o OUT.zse [OPTIONS]\n"
     "Make a .zse of SRC: a Hugging Face folder (safetensors and config.json), a GGUF file, or a model on the hub:\n"
     "org/name, org/name@revision or org/name:FILE, which is fetched into the cache of the Python tools.\n"
     "pull: make a model that has a name.  NAME is a model of zse-info models list, smollm2:135m,\n"
@@ -48,7 +48,8 @@ static const char usage[] =
     "      --calibration FILE     text that good and best run through the model (default: built in)\n"
     "      --calibration-memory SIZE  limit of the memory of good and best, besides one expert; the rest is in unnamed files\n"
     "                             beside OUT (default: 200MB for a mixture of experts, else no limit)\n"
-    "      --synthetic NAME       no SRC: random weights in the shape of a known model (Qwen2.5-7B ...), to measure speed and memory\n"
+    "      --synthetic NAME[:LAYERS]  no SRC: random weights in the shape of a known model (Qwen2.5-7B ...), to measure speed and\n"
+    "                             memory; with LAYERS only its first layers\n"
     "      --threads N            threads (default: one for each processor)\n"
     "      --kernels NAME         CPU kernels for runs: ref, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm (default: the fastest)\n"
     "      --checkpoint SECONDS   save the state for a resumed conversion at most this often, after a layer (default: 30)\n"

@@ -13,7 +13,7 @@ complete -c zse-convert -l target-memory -s m -x -d 'weights of at most this siz
 complete -c zse-convert -l quality -x -a 'fast good best' -d 'fast, good, best the effort of rounding (default good)'
 complete -c zse-convert -l calibration -r -d 'text that good and best run through the model (default built in)'
 complete -c zse-convert -l calibration-memory -x -d 'limit of the memory of good and best, besides one expert; the rest is in unnamed files beside OUT (default 200MB for a mixture of experts, else no limit)'
-complete -c zse-convert -l synthetic -x -d 'no SRC random weights in the shape of a known model (Qwen2.5-7B ...), to measure speed and memory'
+complete -c zse-convert -l synthetic -x -d 'no SRC random weights in the shape of a known model (Qwen2.5-7B ...), to measure speed and memory; with LAYERS only its first layers'
 complete -c zse-convert -l threads -x -d 'threads (default one for each processor)'
 complete -c zse-convert -l kernels -x -a 'ref avx2 avxvnni avx512 amx neon dotprod i8mm' -d 'CPU kernels for runs ref, avx2, avxvnni, avx512, amx, neon, dotprod, i8mm (default the fastest)'
 complete -c zse-convert -l checkpoint -x -d 'save the state for a resumed conversion at most this often, after a layer (default 30)'

@@ -77,8 +77,8 @@ struct convert_options {
     const char *source, *output;        /* output NULL: plan only (fill the report, write nothing) */
     /* options for files that are still being downloaded and for lost pages; may be NULL */
     const struct source_options *open;
-    /* Make random weights in the shape of the model of this name, without reading a source; NULL:
-     * convert a source. */
+    /* Make random weights in the shape of the model of this name (NAME:LAYERS: of its first LAYERS
+     * layers), without reading a source; NULL: convert a source. */
     const char *synthetic;
     /* With synthetic (any name), output NULL and no skip: plan for bf16 weights in the shape of
      * this config.json; borrowed. */

@@ -104,14 +104,27 @@ static const struct synthetic_shape {
       "\"sliding_attention\",\"full_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\",\"sliding_attention\","
       "\"full_attention\"]}" },
 };
-enum { N_SHAPES = sizeof shapes / sizeof *shapes };
+enum { N_SHAPES = sizeof shapes / sizeof *shapes, MOST_SYNTHETIC_LAYERS = 1000 };
 
-static const struct synthetic_shape *find_shape(const char *name, struct err *e)
+/* The shape of the name NAME or NAME:LAYERS.  *n_layers: 0 if NAME stands alone. */
+static const struct synthetic_shape *find_shape(const char *name, int *n_layers, struct err *e)
 {
     char all[600] = "";
+    const size_t length = strcspn(name, ":");
+    *n_layers = 0;
     for (int i = 0; i < N_SHAPES; i++) {
-        if (strcasecmp(shapes[i].name, name) == 0)
-            return &shapes[i];
+        if (strlen(shapes[i].name) == length && strncasecmp(shapes[i].name, name, length) == 0) {
+            if (!name[length])
+                return &shapes[i];
+            char *end;
+            const long n = strtol(name + length + 1, &end, 10);
+            *n_layers = n > 0 && n <= MOST_SYNTHETIC_LAYERS && !*end ? (int)n : 0;
+            if (*n_layers)
+                return &shapes[i];
+            err_set(e, ERR_UNSUPPORTED, "'%s': found '%s', expected a number of layers, 1 to %d", name,
+                    name + length + 1, MOST_SYNTHETIC_LAYERS);
+            return NULL;
+        }
         size_t n = strlen(all);
         snprintf(all + n, sizeof all - n, "%s%s", n ? ", " : "", shapes[i].name);
     }
@@ -123,7 +136,23 @@ static const struct synthetic_shape *find_shape(const char *name, struct err *e)
 enum { N_SPECIAL = 3, N_BYTES = 256 };
 static const char *const special[N_SPECIAL] = { "<|endoftext|>", "<|im_start|>", "<|im_end|>" };
 
-static json_t *config_of(const struct synthetic_shape *s)
+/* Leave the first n_layers of the layers.  Of the last layers of the shape, which have no keys and
+ * values of their own, the same share is left. */
+static int cut_layers(json_t *c, const char *name, int n_layers, struct err *e)
+{
+    const int all = (int)json_integer_value(json_object_get(c, "num_hidden_layers"));
+    if (n_layers > all)
+        return err_set(e, ERR_UNSUPPORTED, "%s has %d layers: found %d, expected at most these", name, all, n_layers);
+    json_object_set_new(c, "num_hidden_layers", json_integer(n_layers));
+    json_t *types = json_object_get(c, "layer_types"), *shared = json_object_get(c, "num_kv_shared_layers");
+    while (json_array_size(types) > (size_t)n_layers)
+        json_array_remove(types, json_array_size(types) - 1);
+    if (shared)
+        json_integer_set(shared, json_integer_value(shared) * n_layers / all);
+    return 0;
+}
+
+static json_t *full_config(const struct synthetic_shape *s)
 {
     if (s->config) {
         json_t *c = json_loads(s->config, 0, NULL);
@@ -145,6 +174,18 @@ static json_t *config_of(const struct synthetic_shape *s)
         json_object_set_new(c, "rope_scaling", json_pack("{s:s,s:f,s:f,s:f,s:i}", "rope_type", "llama3", "factor",
                                                          s->llama3_factor, "low_freq_factor", 1.0, "high_freq_factor",
                                                          4.0, "original_max_position_embeddings", 8192));
+    return c;
+}
+
+static json_t *config_of(const struct synthetic_shape *s, int n_layers, struct err *e)
+{
+    json_t *c = full_config(s);
+    if (!c)
+        return err_nomem(e, s->name), NULL;
+    if (n_layers && cut_layers(c, s->name, n_layers, e)) {
+        json_decref(c);
+        return NULL;
+    }
     return c;
 }
 
@@ -327,10 +368,9 @@ static int config_open(struct conversion *cv, int *n_specs, struct err *e)
 
 json_t *synthetic_config(const char *name, struct err *e)
 {
-    const struct synthetic_shape *shape = find_shape(name, e);
-    json_t *raw = shape ? config_of(shape) : NULL, *config = raw ? hf_config_normalize(raw, e) : NULL;
-    if (shape && !raw)
-        err_nomem(e, name);
+    int n_layers;
+    const struct synthetic_shape *shape = find_shape(name, &n_layers, e);
+    json_t *raw = shape ? config_of(shape, n_layers, e) : NULL, *config = raw ? hf_config_normalize(raw, e) : NULL;
     json_decref(raw);
     return config;
 }
@@ -339,13 +379,16 @@ int synthetic_open(struct conversion *cv, int *n_specs, struct err *e)
 {
     if (cv->o->config)
         return config_open(cv, n_specs, e);
-    const struct synthetic_shape *shape = find_shape(cv->o->synthetic, e);
-    if (!shape)
+    int n_layers;
+    const struct synthetic_shape *shape = find_shape(cv->o->synthetic, &n_layers, e);
+    json_t *config = shape ? config_of(shape, n_layers, e) : NULL;
+    if (!config)
         return -1;
+    char name[80];
+    snprintf(name, sizeof name, n_layers ? "%s:%d" : "%s", shape->name, n_layers);
     struct source *s = cv->source = calloc(1, sizeof *s);
-    json_t *config = config_of(shape);
     size_t size;
-    if (!s || !config || !(s->path = strdup(shape->name)) || !(s->files = calloc(3, sizeof *s->files))) {
+    if (!s || !(s->path = strdup(name)) || !(s->files = calloc(3, sizeof *s->files))) {
         json_decref(config);
         return err_nomem(e, shape->name);
     }

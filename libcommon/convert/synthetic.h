@@ -9,8 +9,8 @@
 
 #include "libcommon/convert/internal.h"
 
-/* The config.json of the model of this name, in one spelling.  Returns a new reference; NULL with
- * *e, which lists the names. */
+/* The config.json of the model of this name, in one spelling; of NAME:LAYERS the first LAYERS
+ * layers.  Returns a new reference; NULL with *e, which lists the names. */
 json_t *synthetic_config(const char *name, struct err *e);
 
 /* Set source, config and weights of the conversion for the model o->synthetic.  The source has
