@@ -20,45 +20,148 @@ template <int TOKENS8, int N> DEVICE void store_sums(float *to, const float (&c)
                     make_float4(c[i][b][0][k], c[i][b][0][2 + k], c[i][b][1][k], c[i][b][1][2 + k]);
 }
 
-/* Add one warp's part of a product to c: the tiles at data[0..N) of N matrices, which have the type
- * and shape of m, times the tokens; WARPS warps divide the steps of k.  act(b, step) returns the 8
- * activations of token 8b + g that this lane needs for a step. */
-template <int TYPE, int TOKENS8, int N, int WARPS, class ACT>
-DEVICE void multiply_few(float (&c)[N][TOKENS8][2][4], const uint8_t *const (&data)[N], const gpu_mat &m,
-                         const uint32_t *table, int warp, int g, int t, ACT act)
+/* The weights and activations of a turn of a warp: STEPS steps of a lane, as loaded. */
+template <int TYPE, int TOKENS8, int N> struct few_steps {
+    static constexpr int LOADS = format<TYPE>::raw * N, STEPS = LOADS >= 8 ? 1 : LOADS >= 4 ? 2 : 4;
+    /* whether a turn is a unit of four groups of 32 k, whose scales are loaded at once */
+    static constexpr bool UNITS = format<TYPE>::scales == SCALE_S8 && format<TYPE>::raw == 1 && STEPS == 4 &&
+                                  format<TYPE>::extras == EXTRA_NONE && format<TYPE>::halves == 1 &&
+                                  !format<TYPE>::wide && !format<TYPE>::base3;
+    /* whether a turn's activations are loaded before it: elsewhere registers are scarce */
+    static constexpr bool EARLY = TOKENS8 == 1 && N == 2;
+    raw_step<TYPE> raw[N][STEPS];
+    uint4 scales[N];                    /* of units: byte r of word s is the scale of row r and step s */
+    uint4 x[STEPS][TOKENS8];
+};
+
+/* Load the steps of a turn from step `first` on, those that exist; of units all of them.
+ * act(b, step) returns the 8 activations of token 8b + g that this lane needs for a step. */
+template <int TYPE, int TOKENS8, int N, class ACT>
+DEVICE void few_load(few_steps<TYPE, TOKENS8, N> &s, const uint8_t *const (&data)[N], const gpu_mat &m, int first,
+                     int g, int t, ACT act)
 {
-    constexpr int LOADS = format<TYPE>::raw * N, STEPS = LOADS >= 8 ? 1 : LOADS >= 4 ? 2 : 4;
-    for (int first = warp * STEPS; first < m.n_steps; first += WARPS * STEPS) {
-        raw_step<TYPE> raw[N][STEPS];
-        uint4 x[STEPS][TOKENS8];
+    typedef few_steps<TYPE, TOKENS8, N> steps;
+    typedef format<TYPE> f;
 #pragma unroll
-        for (int s = 0; s < STEPS; s++) {
-            if (first + s >= m.n_steps)
-                break;
+    for (int i = 0; steps::UNITS && i < N; i++) {
+        const uint8_t *p = data[i] + (f::row_scale ? 128 : 0) + first / 4 * (128 + 4 * f::bits * 128) + g * 16;
+        s.scales[i] = load16(p);
 #pragma unroll
-            for (int i = 0; i < N; i++)
-                load_step<TYPE>(raw[i][s], data[i], m, first + s, g, t);
+        for (int k = 0; k < steps::STEPS; k++)
+            s.raw[i][k].code[0] = load_stream(p + 128 + k * f::bits * 128 + (f::bits < 4 ? t >> 1 : t) * 128);
+    }
+#pragma unroll
+    for (int k = 0; k < steps::STEPS; k++) {
+        if (!steps::UNITS && first + k >= m.n_steps)
+            break;
+#pragma unroll
+        for (int i = 0; !steps::UNITS && i < N; i++)
+            load_step<TYPE>(s.raw[i][k], data[i], m, first + k, g, t);
+#pragma unroll
+        for (int b = 0; steps::EARLY && b < TOKENS8; b++)
+            s.x[k][b] = act(b, first + k);
+    }
+}
+
+/* The factor of a signed byte plus 128: with it as its lowest byte, 2^23 + 128 + the factor is a
+ * float. */
+DEVICE float byte_scale(uint32_t bytes, int i)
+{
+    return float_of(prmt(bytes, 0x4b000000, (uint32_t)(0x7440 | i))) - 8388736.0f;
+}
+
+/* Add the products of one step to c.  If the format has units, the unscaled values are multiplied,
+ * and the sums are scaled; scale: a byte for each row. */
+template <int TYPE, int TOKENS8, bool UNITS, class TABLE>
+DEVICE void few_step(float (&c)[TOKENS8][2][4], const raw_step<TYPE> &raw, uint32_t scale, const uint4 (&x)[TOKENS8],
+                     int t, const TABLE &table)
+{
+    scale ^= 0x80808080u;
+#pragma unroll
+    for (int p = 0; p < 2; p++) {
+        uint32_t even[4], odd[4];
+        if (UNITS) {
+            decode_codes<TYPE>(even, raw, 2 * p, t, table);
+            decode_codes<TYPE>(odd, raw, 2 * p + 1, t, table);
+        } else {
+            decode_row<TYPE>(even, raw, 2 * p, t, table);
+            decode_row<TYPE>(odd, raw, 2 * p + 1, t, table);
         }
+        const float by[2] = { byte_scale(scale, 2 * p), byte_scale(scale, 2 * p + 1) };
 #pragma unroll
-        for (int s = 0; s < STEPS; s++) {
-            if (first + s >= m.n_steps)
-                break;
+        for (int b = 0; b < TOKENS8; b++) {
+            float d[4] = { 0, 0, 0, 0 };
+            multiply_rows(UNITS ? d : c[b][p], even, odd, x[b]);
 #pragma unroll
-            for (int b = 0; b < TOKENS8; b++)
-                x[s][b] = act(b, first + s);
-#pragma unroll
-            for (int i = 0; i < N; i++)
-#pragma unroll
-                for (int p = 0; p < 2; p++) {
-                    uint32_t even[4], odd[4];
-                    decode_row<TYPE>(even, raw[i][s], 2 * p, t, table);
-                    decode_row<TYPE>(odd, raw[i][s], 2 * p + 1, t, table);
-#pragma unroll
-                    for (int b = 0; b < TOKENS8; b++)
-                        multiply_rows(c[i][b][p], even, odd, x[s][b]);
-                }
+            for (int j = 0; UNITS && j < 4; j++)
+                c[b][p][j] = fmaf(by[j / 2], d[j], c[b][p][j]);
         }
     }
+}
+
+/* Add the products of the loaded steps to c. */
+template <int TYPE, int TOKENS8, int N, class TABLE, class ACT>
+DEVICE void few_multiply(float (&c)[N][TOKENS8][2][4], few_steps<TYPE, TOKENS8, N> &s, const gpu_mat &m, int first,
+                         int t, const TABLE &table, ACT act)
+{
+    typedef few_steps<TYPE, TOKENS8, N> steps;
+#pragma unroll
+    for (int k = 0; k < steps::STEPS; k++) {
+        if (!steps::UNITS && first + k >= m.n_steps)
+            break;
+#pragma unroll
+        for (int b = 0; !steps::EARLY && b < TOKENS8; b++)
+            s.x[k][b] = act(b, first + k);
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            few_step<TYPE, TOKENS8, steps::UNITS>(c[i], s.raw[i][k], steps::UNITS ? word_of(s.scales[i], k) : 0, s.x[k],
+                                                  t, table);
+    }
+}
+
+/* The end of the turns that few_load() loads. */
+template <int TYPE, int TOKENS8, int N> DEVICE int few_end(const gpu_mat &m)
+{
+    return few_steps<TYPE, TOKENS8, N>::UNITS ? m.n_steps & ~3 : m.n_steps;
+}
+
+/* Add the products of the steps after few_end(), which are those of a unit of fewer than 4 groups,
+ * if this is the warp whose turn starts there. */
+template <int TYPE, int TOKENS8, int N, class TABLE, class ACT>
+DEVICE void few_rest(float (&c)[N][TOKENS8][2][4], const uint8_t *const (&data)[N], const gpu_mat &m, int first, int g,
+                     int t, const TABLE &table, ACT act)
+{
+    if (!few_steps<TYPE, TOKENS8, N>::UNITS || first != (m.n_steps & ~3))
+        return;
+#pragma unroll 1
+    for (int step = first; step < m.n_steps; step++) {
+        uint4 x[TOKENS8];
+#pragma unroll
+        for (int b = 0; b < TOKENS8; b++)
+            x[b] = act(b, step);
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            raw_step<TYPE> raw;
+            load_step<TYPE>(raw, data[i], m, step, g, t);
+            few_step<TYPE, TOKENS8, true>(c[i], raw, raw.scale.x, x, t, table);
+        }
+    }
+}
+
+/* Add one warp's part of a product to c: the tiles at data[0..N) of N matrices, which have the type
+ * and shape of m, times the tokens; WARPS warps divide the steps of k.  act: as for few_load(). */
+template <int TYPE, int TOKENS8, int N, int WARPS, class TABLE, class ACT>
+DEVICE void multiply_few(float (&c)[N][TOKENS8][2][4], const uint8_t *const (&data)[N], const gpu_mat &m,
+                         const TABLE &table, int warp, int g, int t, ACT act)
+{
+    constexpr int STEPS = few_steps<TYPE, TOKENS8, N>::STEPS;
+    int first = warp * STEPS;
+    for (; first < few_end<TYPE, TOKENS8, N>(m); first += WARPS * STEPS) {
+        few_steps<TYPE, TOKENS8, N> s;
+        few_load(s, data, m, first, g, t, act);
+        few_multiply(c, s, m, first, t, table, act);
+    }
+    few_rest<TYPE>(c, data, m, first, g, t, table, act);
 }
 
 #endif

@@ -10,14 +10,17 @@
  *
  * The values are multiplied by their group's scale (in f16, with one rounding of 2^-12); the row's
  * scale is applied to the finished sums.  Codebooks are read from shared memory: 256 pairs of
- * values, indexed by a byte of two codes, with a copy for every lane to avoid bank conflicts. */
+ * values, indexed by a byte of two codes, with a copy for every lane to avoid bank conflicts.  A
+ * wide_table leaves as much room again between the entries, so that an address is a permutation of
+ * bytes: one instruction instead of two. */
 #ifndef ZSE_GPU_PRIM_WEIGHTS_CUH
 #define ZSE_GPU_PRIM_WEIGHTS_CUH
 
 #include "gpu/prim/operands.h"
 #include "gpu/prim/prim.cuh"
 
-enum { TILE_OF_ROWS = 32, TABLE_BYTES = 256 * 32 * 4, T3_BYTES = 13 * 128 /* of a group */ };
+enum { TILE_OF_ROWS = 32, TABLE_BYTES = 256 * 32 * 4, WIDE_BYTES = 2 * TABLE_BYTES,
+       T3_BYTES = 13 * 128 /* of a group */ };
 
 /* The properties of a format on which its code depends (quant/qtype.def).  raw: number of 16-byte
  * loads of a step; unit: number of groups of a unit; halves: number of groups in a step (2: groups
@@ -161,9 +164,30 @@ template <int TYPE> DEVICE void decode_floats(uint32_t v[4], const raw_step<TYPE
     }
 }
 
-/* The values of codes, before scale and extra. */
-template <int TYPE> DEVICE void decode_codes(uint32_t v[4], const raw_step<TYPE> &r, int i, int t,
-                                             const uint32_t *table)
+/* A codebook whose entries are 256 bytes apart, and the place of a lane's copy in an entry. */
+#ifdef __CUDACC__
+struct wide_table { uint32_t entries, lane; };          /* an address in shared memory */
+#else
+struct wide_table { const uint8_t *entries; uint32_t lane; };
+#endif
+
+/* The entry of byte j of w. */
+DEVICE uint32_t look_up(const uint32_t *table, uint32_t w, int j) { return table[(w >> 8 * j & 0xff) << 5]; }
+DEVICE uint32_t look_up(const wide_table &table, uint32_t w, int j)
+{
+    const uint32_t at = prmt(w, table.lane, (uint32_t)(0x5504 | j << 4));
+#ifdef __CUDACC__
+    uint32_t v;                         /* a pointer would cost an addition */
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(table.entries + at));
+    return v;
+#else
+    return *reinterpret_cast<const uint32_t *>(table.entries + at);
+#endif
+}
+
+/* The values of codes, before scale and extra.  TABLE: const uint32_t *, or wide_table. */
+template <int TYPE, class TABLE> DEVICE void decode_codes(uint32_t v[4], const raw_step<TYPE> &r, int i, int t,
+                                                          const TABLE &table)
 {
     typedef format<TYPE> f;
     const uint32_t w = word_of(r.code[0], i), w1 = word_of(r.code[1 % f::raw], i);
@@ -178,7 +202,7 @@ template <int TYPE> DEVICE void decode_codes(uint32_t v[4], const raw_step<TYPE>
             }
         }
         for (int j = 0; j < 4; j++)
-            v[j] = table[(b >> 8 * j & 0xff) << 5];
+            v[j] = look_up(table, b, j);
     } else if (f::bits == 4) {          /* i4, i4m, i4z: 1024 + code, 1024 + 16 * code */
         const uint32_t add = f::bias == 8 ? 0xd480e408u : 0xd400e400u;         /* -(1024 + bias), -(64 + bias) */
         for (int j = 0; j < 4; j++)
@@ -241,7 +265,8 @@ template <int TYPE> DEVICE uint32_t decode_scale(const raw_step<TYPE> &r, int i)
 }
 
 /* The values, multiplied by the scale of their group. */
-template <int TYPE> DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &r, int i, int t, const uint32_t *table)
+template <int TYPE, class TABLE>
+DEVICE void decode_row(uint32_t v[4], const raw_step<TYPE> &r, int i, int t, const TABLE &table)
 {
     typedef format<TYPE> f;
     if (TYPE == QT_F16 || TYPE == QT_BF16) {
@@ -301,6 +326,26 @@ template <int TYPE> DEVICE const uint32_t *table_fill(uint32_t *table)
         table[i] = (uint32_t)value[byte >> 4] << 16 | value[byte & 15];
     }
     return table + threadIdx.x % 32;
+}
+
+/* table_fill() for a wide_table of THREADS threads, four copies with each store. */
+template <int TYPE, int THREADS> DEVICE wide_table wide_fill(uint32_t *table)
+{
+    static_assert(THREADS % 128 == 0, "a thread stores entries of the same low code");
+    const wide_table w = { EITHER((uint32_t)__cvta_generic_to_shared(table), reinterpret_cast<const uint8_t *>(table)),
+                           threadIdx.x % 32 * 4 };
+    if (!format<TYPE>::table)
+        return w;
+    const uint16_t *value = codebook[format<TYPE>::book];
+    const int first = threadIdx.x / 8;
+    const uint32_t low = value[first & 15];
+#pragma unroll
+    for (int i = 0; i < 256 * 8 / THREADS; i++) {
+        const int byte = first + i * (THREADS / 8);
+        const uint32_t v = (uint32_t)value[byte >> 4] << 16 | low;
+        *reinterpret_cast<uint4 *>(table + byte * 64 + threadIdx.x % 8 * 4) = make_uint4(v, v, v, v);
+    }
+    return w;
 }
 
 /* ---- storing finished sums ---- */

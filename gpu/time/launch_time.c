@@ -8,10 +8,11 @@ enum { SCHEDULERS = 4, REGISTERS = 65536, MOST_BLOCKS = 32, OWN_SHARED = 1024 /*
 /* The number of blocks that fit on a multiprocessor at the same time. */
 static int resident(const struct timed_gpu *g, const struct timed_launch *l)
 {
-    const int by_registers = REGISTERS / ((l->registers + 7) / 8 * 8 * l->threads + 1),
+    const int registers = (l->registers + 7) / 8 * 8 * l->threads,
+              by_registers = registers ? REGISTERS / registers : MOST_BLOCKS,
               by_shared = (int)((size_t)g->shared_bytes / (l->shared + OWN_SHARED));
     int n = g->most_threads / l->threads;
-    n = l->registers && by_registers < n ? by_registers : n;
+    n = by_registers < n ? by_registers : n;
     n = by_shared < n ? by_shared : n;
     n = n < MOST_BLOCKS ? n : MOST_BLOCKS;
     return n > 1 ? n : 1;

@@ -76,10 +76,10 @@ static int steps_at_once(int loads) { return loads >= 8 ? 1 : loads >= 4 ? 2 : 4
 
 static void add_matvec(struct walk *w, const char *what, const struct mat *const *m, int n_mats, int pair)
 {
-    enum { WARPS = 16 };
     const int by8 = w->n <= 8 ? 1 : 2, n = pair ? 2 : 1, loads = loads_of(m[0]) * n, steps = steps_at_once(loads),
-              sums = 4 * WARPS * n * 8 * by8 * PAD, table = has_table(m[0]) ? TABLE_SIZE : 0;
-    struct timed_launch l = { .kernel = "matvec", .what = what, .part = TIMED_LINEAR, .threads = WARPS * 32,
+              warps = pair ? 8 : 16, sums = 4 * warps * n * 8 * by8 * PAD,
+              table = has_table(m[0]) ? 2 * TABLE_SIZE : 0;
+    struct timed_launch l = { .kernel = "matvec", .what = what, .part = TIMED_LINEAR, .threads = warps * 32,
                               .shared = (size_t)(sums > table ? sums : table) };
     double each = instructions(w, "matvec", m[0]->type, pair ? "-gate-up" : "", w->g->sm, &l.registers);
     each += each > 0 ? (by8 - 1) * 5 : 0;       /* 8 more tokens: 4 products and a load */
@@ -91,9 +91,11 @@ static void add_matvec(struct walk *w, const char *what, const struct mat *const
         l.issue += each * m[i]->n_tiles * n_steps(m[i]) * loads_of(m[i]);
     }
     l.l2_bytes = l.bytes + (double)l.blocks * w->n * 2 * m[0]->cols_padded;
-    l.setup_l2 = 2;                     /* the operands of the first turn; the residual of the sums */
-    l.setup_cycles = table ? TABLE_TURN * TABLE_SIZE / 4 / l.threads : 0;
-    l.turns = ceil((double)n_steps(m[0]) / (WARPS * steps));
+    /* the first weights, while the codebook is written (256 cycles of stores); the residual of the
+     * sums */
+    l.setup_memory = 1;
+    l.setup_l2 = 1;
+    l.turns = ceil((double)n_steps(m[0]) / (warps * steps));
     l.turn_memory = 1;
     l.turn_l2 = 1;                      /* activations are loaded where they are multiplied */
     l.turn_cycles = each * steps * loads;
