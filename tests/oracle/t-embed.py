@@ -153,14 +153,16 @@ def check_gguf(name, arch):
            f"component {component:.1e} cosine {cosine:.1e}")
 
 
-def check_mpnet():
-    """A BERT becomes an MPNet with the same vectors: token types are added to the embeddings, two
-    rows come before the table of positions, and each head has the same bias for all distances."""
-    name, folder = "bert-mean", os.path.join(temp.name, "mpnet")
-    want, c = load(os.path.join(FOLDER, name, "expected.json")), load(os.path.join(FOLDER, name, "config.json"))
-    old, named = tensors(os.path.join(FOLDER, name)), {}
+def as_mpnet(name, architecture):
+    """A copy of the folder in which the encoder is an MPNet with the same results: token types are
+    added to the embeddings, and each head has the same bias for all distances.  BERT's table of
+    positions gets two rows in front, XLM-RoBERTa's has them."""
+    folder = os.path.join(temp.name, name)
+    old, c = tensors(os.path.join(FOLDER, name)), load(os.path.join(FOLDER, name, "config.json"))
+    named, rows = {}, 0 if c["model_type"] == "xlm-roberta" else 2
     for key, a in old.items():
-        key = key.removeprefix("bert.").replace("attention.output.LayerNorm", "attention.LayerNorm")
+        key = key.removeprefix("bert.").removeprefix("roberta.")
+        key = key.replace("attention.output.LayerNorm", "attention.LayerNorm")
         key = key.replace("attention.output.dense", "attention.attn.o")
         for part in ("query", "key", "value"):
             key = key.replace(f"attention.self.{part}", f"attention.attn.{part[0]}")
@@ -168,37 +170,47 @@ def check_mpnet():
             named[key] = a
     types = next(a for key, a in old.items() if "token_type" in key)
     named["embeddings.word_embeddings.weight"] = named["embeddings.word_embeddings.weight"] + types[0]
-    named["embeddings.position_embeddings.weight"] = np.pad(named["embeddings.position_embeddings.weight"], ((2, 0), (0, 0)))
+    named["embeddings.position_embeddings.weight"] = np.pad(named["embeddings.position_embeddings.weight"], ((rows, 0), (0, 0)))
     named["encoder.relative_attention_bias.weight"] = np.tile(np.arange(c["num_attention_heads"]) - 1.5, (32, 1))
     shutil.copytree(os.path.join(FOLDER, name), folder)
     os.chmod(folder, 0o755)
     header, data = {}, b""
     for key, a in named.items():
+        key = key if key.startswith("classifier.") or architecture == "MPNetModel" else f"mpnet.{key}"
         part = np.ascontiguousarray(a, dtype="<f4")
         header[key] = {"dtype": "F32", "shape": part.shape, "data_offsets": [len(data), len(data) + part.nbytes]}
         data += part.tobytes()
     text = json.dumps(header).encode()
     for file, content in (("model.safetensors", struct.pack("<Q", len(text)) + text + data), ("config.json", json.dumps(
-            c | {"model_type": "mpnet", "architectures": ["MPNetModel"], "pad_token_id": 1, "type_vocab_size": None,
-                 "relative_attention_num_buckets": 32, "max_position_embeddings": c["max_position_embeddings"] + 2}).encode())):
+            c | {"model_type": "mpnet", "architectures": [architecture], "pad_token_id": 1, "type_vocab_size": None,
+                 "relative_attention_num_buckets": 32, "max_position_embeddings": c["max_position_embeddings"] + rows}).encode())):
         os.unlink(os.path.join(folder, file))
         with open(os.path.join(folder, file), "wb") as f:
             f.write(content)
-    model = os.path.join(temp.name, "mpnet.zse")
-    run("zse-convert", folder, "-q", "f32", "-o", model, "--force")
+    return folder
+
+
+def check_mpnet():
+    name = "bert-mean"
+    want, model = load(os.path.join(FOLDER, name, "expected.json")), os.path.join(temp.name, "mpnet.zse")
+    run("zse-convert", as_mpnet(name, "MPNetModel"), "-q", "f32", "-o", model, "--force")
     with Server(model) as server:
         got, _ = vectors(server, want["ids"])
     component, cosine = errors(got, want["embeddings"])
     Tap.ok(max(component, cosine) <= LIMIT, "bert-mean as mpnet: vectors", f"component {component:.1e} cosine {cosine:.1e}")
+    name = "reranker-xlm-roberta"
+    folder = as_mpnet(name, "MPNetForSequenceClassification")
+    run("zse-convert", folder, "-q", "f32", "-o", model, "--force")
+    check_scores(name, model, f"{name} as mpnet")
 
 
 def logit(p):
     return math.log(p / (1 - p))
 
 
-def check_scores(name):
+def check_scores(name, model, title):
     want = load(os.path.join(FOLDER, name, "expected.json"))
-    with Server(convert(name)) as server:
+    with Server(model) as server:
         status, scored = server.post("/v1/score", {"text_1": [a for a, _ in want["pairs"]], "text_2": [b for _, b in want["pairs"]]})
         if status != 200:
             raise RuntimeError(scored)
@@ -214,7 +226,7 @@ def check_scores(name):
     good = error <= LIMIT and n_tokens == sum(map(len, want["ids"])) and refused == 400 and len(got) == len(want["logits"]) and \
         [r["index"] for r in ranked] == best and ranked[0]["document"]["text"] == body["documents"][best[0]] and \
         all(abs(r["relevance_score"] - scored["data"][same[r["index"]]]["score"]) < 1e-8 for r in ranked)
-    Tap.ok(good, f"{name}: scores and order", f"largest difference of a logit {error:.1e}")
+    Tap.ok(good, f"{title}: scores and order", f"largest difference of a logit {error:.1e}")
 
 
 def main():
@@ -227,7 +239,7 @@ def main():
             elif name in GGUF:
                 Tap.skip(f"{name} as GGUF {GGUF[name]}: vectors", "no Python package gguf: scripts/deps installs it")
         else:
-            check_scores(name)
+            check_scores(name, convert(name), name)
     if gguf and not sys.argv[1:]:
         check_mpnet()
     Tap.done()
