@@ -1,8 +1,12 @@
 /* t-gpu-hybrid.c - mixtures whose experts are partly on the processor: with 0, 1, half and all
- * experts on the device, oracle folders of every kind of router give the logits of transformers
- * (f32, 1e-4 of the largest) and our own model those of the CPU.  The order in which tokens are
+ * experts on the device, and with experts uploaded for prompts, oracle folders of every kind of
+ * router give the logits of transformers (f32, 1e-4 of the largest) and our own model those of the
+ * CPU.  The order in which tokens are
  * added to a batch, threads and repetition do not change a bit. */
 #include "tests/lib/gpu_model.h"
+
+#include <dirent.h>
+#include <unistd.h>
 
 #include "gpu/gpu.h"
 #include "gpu/rt/emulated.h"
@@ -73,47 +77,131 @@ static float *expected_logits(const char *name, size_t vocab, int32_t id[FIRST])
     return want;
 }
 
-/* The whole prompt, and its first tokens before the others. */
-static void check_folder(const char *name, int n_numbers)
+/* Where the experts are: on the device the first n, half or all; the others on the CPU, or uploaded
+ * once for each layer and step, beside those that stay (persistent prefill) or all of them
+ * (streamed). */
+enum { HALF = -1, ALL = -2 };
+static const struct placement { const char *name; int n, streams; } placements[] = {
+    { "none", 0, 0 }, { "half", HALF, 0 }, { "one", 1, 0 }, { "streamed", 0, 1 }, { "persistent", HALF, 1 },
+    { "all", ALL, 0 },
+};
+enum { N_PLACEMENTS = sizeof placements / sizeof *placements };
+
+static struct backend_options placed(const struct model *m, const struct placement *p)
+{
+    const int all = m->config.moe.n_experts, n = p->n == HALF ? all / 2 : p->n == ALL ? all : p->n;
+    struct backend_options o = options(1, n);
+    o.n_states = 2;
+    if (p->streams) {
+        o.moe = n ? MOE_HYBRID : MOE_PASSING;
+        o.prefill_threshold = 1;
+    }
+    return o;
+}
+
+static int n_mixtures(const struct config *c)
+{
+    int n = 0;
+    for (int i = 0; i < c->n_layers; i++)
+        n += c->ff[i] == FF_MOE;
+    return n;
+}
+
+/* The whole prompt, and its first tokens before the others, with each `every`-th placement from
+ * `first` on.  NULL, or why the device does not compute this model. */
+static const char *check_folder(const char *name, int first, int every)
 {
     struct model *m = load(name, QT_F32);
     const size_t vocab = (size_t)m->config.vocab_size;
-    const int all = m->config.moe.n_experts, numbers[] = { 0, all / 2, 1, all };
     int32_t id[FIRST];
     float *want = expected_logits(name, vocab, id), *got = malloc(FIRST * vocab * sizeof *got);
+    const char *beyond = NULL;
     double worst = 0;
-    for (int i = 0; i < n_numbers; i++) {
-        const struct backend_options o = options(1, numbers[i]);
-        void *b = open_backend(&backend_gpu, m, &o);
+    for (int i = first; i < N_PLACEMENTS; i += every) {
+        const struct placement *p = &placements[i];
+        const struct backend_options o = placed(m, p);
         struct backend_device d;
-        backend_gpu.device(b, &d);
-        assert_int_equal(d.n_experts, numbers[i]);
+        void *b = backend_gpu.open(m, &o, &why);
+        if (!b && why.code == ERR_UNSUPPORTED && i == first) {
+            beyond = why.msg;
+            break;
+        }
+        if (!b)
+            fail_msg("%s, %s: %s", name, p->name, why.msg);
         forward(&backend_gpu, b, id, 0, FIRST - 1, FIRST - 1, got);
         forward(&backend_gpu, b, id + FIRST - 1, FIRST - 1, 1, 1, got + (FIRST - 1) * vocab);
         const double error = error_of(got, want, FIRST * vocab);
         worst = fmax(worst, error);
         if (!(error <= 1e-4))
-            fail_msg("%s, %d of %d experts on the device: error %.3g of the largest logit, limit 1e-4", name,
-                     numbers[i], all, error);
+            fail_msg("%s, %s: error %.3g of the largest logit, limit 1e-4", name, p->name, error);
+        backend_gpu.device(b, &d);
+        assert_int_equal(d.n_experts, p->n == HALF ? m->config.moe.n_experts / 2 : p->n == ALL
+                                                     ? m->config.moe.n_experts : p->n);
+        /* both steps upload what the device lacks, and nothing is left to the CPU */
+        if (p->streams) {
+            assert_int_equal(d.experts.streamed, 2 * n_mixtures(&m->config) * (m->config.moe.n_experts - d.n_experts));
+            assert_int_equal(d.experts.misses, 0);
+        }
         backend_gpu.close(b);
     }
-    print_message("# %-18s | %.1e\n", name, worst);
+    if (!beyond)
+        print_message("# %-26s | %d of %d layers, %d experts | %.1e\n", name, n_mixtures(&m->config),
+                      m->config.n_layers, m->config.moe.n_experts, worst);
     model_close(m);
     free(want), free(got);
+    return beyond;
 }
 
-/* A folder for every kind of router and of experts. */
+/* Is this folder of the oracles a mixture of experts? */
+static int is_mixture(const char *name)
+{
+    char path[400];
+    struct config c = { 0 };
+    snprintf(path, sizeof path, "%s/models/hf/%s", root(), name);
+    struct source *s = source_open(path, &why);
+    if (!s)
+        fail_msg("%s: %s", name, why.msg);
+    OK(config_parse(&c, s->config, &why));
+    const int is = n_mixtures(&c) > 0;
+    config_release(&c);
+    source_close(s);
+    return is;
+}
+
+/* Check all mixtures below models/hf/`under`: one third of the placements each, in turn, or with
+ * ZSE_TEST_ALL all.  Returns their number. */
+static int check_all(const char *under)
+{
+    char path[400], name[300];
+    struct dirent **entry;
+    int n_checked = 0, every = getenv("ZSE_TEST_ALL") ? 1 : 3;
+    snprintf(path, sizeof path, "%s/models/hf/%s", root(), under);
+    const int n = scandir(path, &entry, NULL, alphasort);
+    assert_true(n > 0);
+    for (int i = 0; i < n; free(entry[i++])) {
+        snprintf(name, sizeof name, "%s%.250s", under, entry[i]->d_name);
+        snprintf(path, sizeof path, "%s/models/hf/%s/logits.f32", root(), name);
+        if (access(path, R_OK) != 0 || !is_mixture(name))
+            continue;
+        const char *beyond = check_folder(name, n_checked % every, every);
+        if (beyond)
+            print_message("# %-26s | left out: %s\n", name, beyond);
+        n_checked += !beyond;
+    }
+    free(entry);
+    return n_checked;
+}
+
 static void folders(void **state)
 {
     (void)state;
-    static const char *const names[] = { "qwen2_moe", "granitemoe", "glm4_moe", "deepseek_v3", "gpt_oss",
-                                         "llama4_text", "../hf-2026/phimoe", "../hf-2026/cohere2_moe" };
     if (!have_oracles()) {
         print_message("# skipped: no oracles (set ZSE_ORACLES)\n");
         skip();
     }
-    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        check_folder(names[i], i < 2 ? 4 : 2);
+    const int n = check_all("") + check_all("../hf-2026/");
+    print_message("# %d folders\n", n);
+    assert_true(n >= 35);
 }
 
 /* ---- our own model ---- */
