@@ -34,6 +34,9 @@ size_t emulated_uploaded(int device);
 /* From now on call launch() for every kernel that is launched or recorded; NULL: no longer. */
 void emulated_watch(void (*launch)(void *user, const char *kernel, unsigned blocks, int threads, size_t shared),
                     void *user);
+/* From now on kernels do nothing, but copies are made: for counts of bytes that no result of a
+ * kernel changes.  0: kernels run again. */
+void emulated_idle(int idle);
 /* Number of graphs launched in this process, and of a device's kernels and copies in the last
  * one. */
 int emulated_graphs(void);

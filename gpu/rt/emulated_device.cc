@@ -27,6 +27,7 @@ static struct {
     struct emulated device[EMULATED_DEVICES];
     std::atomic<int> n_devices;         /* of emulated_devices(); 0: one */
     std::atomic<enum emulated_peers> peers;
+    std::atomic<int> idle;              /* of emulated_idle() */
     int fail_device;                    /* of emulated_fail_on() */
     /* of emulated_fail; not a std::string, because tests may call it before constructors run */
     char fail_kernel[64];
@@ -84,6 +85,8 @@ void emulated_refuse(enum emulated_refusal what)
     std::lock_guard<std::mutex> guard(state.lock);
     state.refuse = what;
 }
+
+void emulated_idle(int idle) { state.idle = idle; }
 
 void emulated_devices(int n) { state.n_devices = n; }
 
@@ -194,7 +197,7 @@ static bool must_fail(const struct gpu *g, const char *name)
 static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared,
                       const std::function<void()> &kernel, struct err *e)
 {
-    if (has_failed(g))
+    if (has_failed(g) || state.idle)
         return 0;
     struct err why;
     if (must_fail(g, name)) {

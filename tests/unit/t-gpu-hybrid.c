@@ -8,12 +8,14 @@
 #include <dirent.h>
 #include <unistd.h>
 
+#include "gpu/backend/internal.h"
 #include "gpu/gpu.h"
 #include "gpu/rt/emulated.h"
 #include "libcommon/base/json.h"
 #include "libcommon/engine/backend.h"
 
 #pragma weak emulated_fail              /* a GPU has no injected faults */
+#pragma weak emulated_idle
 
 enum { MAX_TOKENS = 320, N_BLOCKS = 64 };
 
@@ -419,6 +421,150 @@ static void streamed(void **state)
     free(want), free(got);
 }
 
+/* ---- the shape of DeepSeek-V2-Lite ---- */
+
+enum { LITE_LAYERS = 27, LITE_EXPERTS = 64, LITE_TOP_K = 6 };
+
+/* Its layers and experts with small matrices: the first layer is dense, the others have a shared
+ * MLP and 64 experts, six for each token.  All layers have the same weights, and every sixth expert
+ * is the same, which changes no count. */
+static struct model *open_lite(enum qtype type, uint8_t *owned[MOST_EXPERT_MATS], int *n_owned)
+{
+    struct model *m = load("tiny", QT_F16);
+    struct config *c = &m->config;
+    struct rng r = { 21 };
+    const int n = make_mixture(m, type, 32, owned);
+    struct expert *const some[2] = { m->layers[1].experts, m->layers[2].experts };
+    repeat_layers(m, LITE_LAYERS);
+    owned[n] = random_linear(&m->layers[1].router, QT_F32, 32, LITE_EXPERTS, c->hidden_size, 2, &r);
+    *n_owned = n + 1;
+    c->max_len = 1 << 14;
+    c->moe.n_experts = LITE_EXPERTS;
+    c->moe.top_k = LITE_TOP_K;
+    for (int i = 1; i < LITE_LAYERS; i++) {
+        m->layers[i] = m->layers[1];
+        c->ff[i] = FF_MOE;
+        m->layers[i].experts = malloc(LITE_EXPERTS * sizeof *some[0]);
+        for (int k = 0; k < LITE_EXPERTS; k++)
+            m->layers[i].experts[k] = some[0][k % N_EXPERTS];
+    }
+    free(some[0]), free(some[1]);
+    return m;
+}
+
+/* Compute n_seqs prompts of n tokens in steps of up to `step` tokens of each. */
+static void prompts(void *b, int n_seqs, int n, int step, const int32_t *table)
+{
+    static const int32_t ids[BACKEND_STEP_TOKENS];
+    for (int at = 0; at < n; at += step) {
+        struct batch_item item[8] = { { .tokens = NULL } };
+        for (int i = 0; i < n_seqs; i++)
+            item[i] = (struct batch_item){ .tokens = ids, .n_tokens = n - at < step ? n - at : step, .pos = at,
+                                           .table = table };
+        OK(backend_gpu.forward(b, &(struct batch){ item, n_seqs }, NULL, &why));
+    }
+}
+
+/* Prompts of 2 to 10,000 tokens move the experts that the device lacks once for each chunk, and not
+ * a byte more, also if several prompts share it.  The kernels do nothing: in these steps no upload
+ * depends on a result. */
+static void lite_bytes(void **state)
+{
+    (void)state;
+    enum { MOST = 10000, STEP = BACKEND_STEP_TOKENS };
+    static const int lengths[] = { 2, 5, 299, STEP, STEP + 1, 3 * STEP - 1, 4096, MOST }, here[] = { 0, 1, 32, 63 };
+    uint8_t *owned[MOST_EXPERT_MATS];
+    int32_t table[MOST / KV_BLOCK];
+    int n_owned;
+    if (!emulated_idle)
+        skip();
+    struct model *m = open_lite(QT_NL4, owned, &n_owned);
+    const uint64_t one = expert_bytes(m->layers[1].experts), moe = LITE_LAYERS - 1;
+    for (int i = 0; i < MOST / KV_BLOCK; i++)
+        table[i] = i;
+    emulated_idle(1);
+    for (size_t k = 0; k < sizeof here / sizeof *here; k++) {
+        struct backend_options o = options(0, here[k]);
+        o.moe = here[k] ? MOE_HYBRID : MOE_PASSING;
+        o.n_blocks = MOST / KV_BLOCK;
+        o.max_tokens = STEP;
+        o.prefill_threshold = 1;
+        void *b = open_backend(&backend_gpu, m, &o);
+        uint64_t chunks = 0;
+        for (size_t i = 0; i < sizeof lengths / sizeof *lengths; i++) {
+            prompts(b, 1, lengths[i], STEP, table);
+            chunks += (uint64_t)(lengths[i] + STEP - 1) / STEP;
+        }
+        prompts(b, 8, STEP / 8, STEP / 8, table);
+        const struct backend_experts c = counts_of(b);
+        const uint64_t passed = (chunks + 1) * moe * (uint64_t)(LITE_EXPERTS - here[k]);
+        assert_int_equal(c.streamed, passed);
+        assert_int_equal(c.streamed_bytes, passed * one);
+        assert_int_equal(c.moved_bytes + c.uploaded_bytes, 0);
+        print_message("# V2-Lite's shape, %2d of 64 experts stay: %llu chunks, %llu uploads, %llu bytes\n", here[k],
+                      (unsigned long long)chunks + 1, (unsigned long long)c.streamed,
+                      (unsigned long long)c.streamed_bytes);
+        backend_gpu.close(b);
+    }
+    emulated_idle(0);
+    while (n_owned)
+        free(owned[--n_owned]);
+    model_close(m);
+}
+
+/* Resident private memory of this process. */
+static size_t private_bytes(void)
+{
+    char line[200];
+    size_t kb = 0;
+    FILE *f = fopen("/proc/self/status", "r");
+    assert_non_null(f);
+    while (fgets(line, sizeof line, f))
+        if (sscanf(line, "RssAnon: %zu kB", &kb) == 1)
+            break;
+    fclose(f);
+    assert_true(kb > 0);
+    return kb << 10;
+}
+
+/* Host memory beside the weights, which are pages of the file, and the pinned memory: less than 64
+ * MB, though the experts of the host take more.  The device's memory is the process's, too. */
+static void host_memory(void **state)
+{
+    (void)state;
+    enum { HERE = 8, LIMIT = 64 << 20 };
+    uint8_t *owned[MOST_EXPERT_MATS];
+    int n_owned;
+    if (!emulated_idle || getenv("ZSE_SANITIZED"))
+        skip();
+    struct model *m = open_lite(QT_F16, owned, &n_owned);
+    struct backend_options o = options(0, HERE);
+    struct backend_device d;
+    int32_t id[4];
+    float *logits = malloc((size_t)m->config.vocab_size * sizeof *logits);
+    random_ids(id, 4, m->config.vocab_size);
+    o.prefill_threshold = 3;
+    o.max_tokens = o.max_logits = 16;
+    const size_t before = private_bytes();
+    void *b = open_backend(&backend_gpu, m, &o);
+    forward(&backend_gpu, b, id, 0, 3, 1, logits);              /* streamed */
+    forward(&backend_gpu, b, id + 3, 3, 1, 1, logits);          /* the CPU has a part */
+    const size_t grown = private_bytes() - before;
+    backend_gpu.device(b, &d);
+    const size_t on_device = d.weights + d.kv + d.work, pinned = ((struct gpu_ranks *)b)->rank[0]->pinned,
+                 host = (size_t)(LITE_LAYERS - 1) * (LITE_EXPERTS - HERE) * expert_bytes(m->layers[1].experts);
+    print_message("# experts of the host %zu MB, grown by %zu MB, device %zu MB, pinned %zu MB\n", host >> 20,
+                  grown >> 20, on_device >> 20, pinned >> 20);
+    assert_true(d.experts.streamed > 0 && d.experts.misses > 0);
+    assert_true(host > LIMIT);
+    assert_true(grown <= on_device + pinned + LIMIT);
+    backend_gpu.close(b);
+    free(logits);
+    while (n_owned)
+        free(owned[--n_owned]);
+    model_close(m);
+}
+
 /* Experts with biases, in f32, of gpt_oss. */
 static void streamed_biases(void **state)
 {
@@ -659,7 +805,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(folders), cmocka_unit_test(packed), cmocka_unit_test(ungated), cmocka_unit_test(windows),
         cmocka_unit_test(same_bits), cmocka_unit_test(batches),
-        cmocka_unit_test(streamed), cmocka_unit_test(streamed_biases), cmocka_unit_test(moved),
+        cmocka_unit_test(streamed), cmocka_unit_test(streamed_biases), cmocka_unit_test(lite_bytes),
+        cmocka_unit_test(host_memory), cmocka_unit_test(moved),
         cmocka_unit_test(divided), cmocka_unit_test(strict_anywhere),
         cmocka_unit_test(placement), cmocka_unit_test(lost),
     };
