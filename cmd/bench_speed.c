@@ -223,11 +223,12 @@ static void print_text(const struct speed *p)
 
 static json_t *gpu_json(const struct engine_stats *s)
 {
-    return json_pack("{s:s, s:b, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:s?, s:o, s:o, s:o, s:o}", "name", s->device.name,
+    return json_pack("{s:s, s:b, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:s?, s:o, s:o, s:o, s:o}", "name", s->device.name,
                      "tensor_parallel", s->device.tp, "layers", s->device.n_layers,
                      "experts", s->device.n_experts, "weight_bytes", (json_int_t)s->device.weights, "kv_bytes",
                      (json_int_t)s->device.kv, "workspace_bytes", (json_int_t)s->device.work, "reserve_bytes",
-                     (json_int_t)s->device.reserve, "total_memory_bytes", (json_int_t)s->device.total, "cached_bytes",
+                     (json_int_t)s->device.reserve, "taken_bytes", (json_int_t)s->device.taken,
+                     "total_memory_bytes", (json_int_t)s->device.total, "cached_bytes",
                      (json_int_t)s->device.cached, "cache_weights_off", s->device.cache_off, "cuda_graphs",
                      device_graphs_json(&s->device.graphs), "expert_use", device_experts_json(&s->device.experts), "stream",
                      device_stream_json(&s->device.stream), "gpus", device_ranks_json(&s->device));

@@ -306,6 +306,17 @@ int preflight_check(const char *prog, const struct opened_model *o, const struct
     return err_set(e, why.code, "%s; a smaller type (-q nl4), --ctx, --kv i8 or --max-memory take less, --force tries it", why.msg);
 }
 
+/* Print the planned and the taken memory of GPUs, with --verbose or if more was taken. */
+static void compare_device(const char *prog, const char *name, const struct backend_device *d, int verbose)
+{
+    char planned[CLI_BYTES], taken[CLI_BYTES];
+    const size_t plan = d->weights + d->cached + d->kv + d->work + d->reserve;
+    const int more = (double)d->taken > 1.1 * (double)plan;
+    if (d->taken && (more || verbose))
+        cli_note(prog, "%s%s: %s of GPU memory planned, %s taken", more ? "warning: " : "", name,
+                 cli_bytes(planned, plan), cli_bytes(taken, d->taken));
+}
+
 void preflight_compare(const char *prog, const struct opened_model *o, const struct run_options *r,
                        const struct engine_options *eo, const struct engine *g)
 {
@@ -314,9 +325,13 @@ void preflight_compare(const char *prog, const struct opened_model *o, const str
     struct err ignored;
     struct engine_stats es;
     char planned[CLI_BYTES], taken[CLI_BYTES];
-    if (eo->backend || sum_up(&n, &s, r, eo, NULL, &ignored) != 0)        /* a GPU's memory is counted by its backend */
-        return;
     engine_stats(g, &es);
+    if (eo->backend) {
+        compare_device(prog, o->name, &es.device, r->verbose);
+        return;
+    }
+    if (sum_up(&n, &s, r, eo, NULL, &ignored) != 0)
+        return;
     add_adapters(&n, o, r, &ignored);
     /* private_bytes includes the KV cache */
     const uint64_t plan = n.kv + n.states + n.workspace + n.adapters_work, real = es.private_bytes - es.draft_bytes;

@@ -128,6 +128,18 @@ static void describe(struct gpu_ranks *p)
              rest);
 }
 
+/* Measure the memory that opening has taken of each device. */
+static void measure_taken(struct gpu_ranks *p)
+{
+    struct gpu_info info;
+    struct err ignored;
+    for (int i = 0; i < p->n; i++) {
+        struct gpu_backend *b = p->rank[i];
+        if (gpu_info(b->g, &info, &ignored) == 0 && info.free < b->plan.free)
+            b->taken = b->plan.free - info.free;
+    }
+}
+
 static void *backend_open(const struct model *m, const struct backend_options *o, struct err *e)
 {
     const int n = o->gpus.n > 1 ? o->gpus.n : 1;
@@ -148,6 +160,7 @@ static void *backend_open(const struct model *m, const struct backend_options *o
         backend_close(p);
         return NULL;
     }
+    measure_taken(p);
     describe(p);
     return p;
 }
@@ -354,6 +367,7 @@ static void add_device(struct backend_device *d, const struct backend_device *r,
     d->kv += r->kv;
     d->work += r->work;
     d->reserve += r->reserve;
+    d->taken += r->taken;
     d->total += r->total;
     d->lost |= r->lost;
     d->cache_off = d->cache_off ? d->cache_off : r->cache_off;

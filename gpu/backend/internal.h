@@ -155,6 +155,7 @@ struct gpu_backend {
     float *watched;
     int calm_steps;                 /* steps since the device's memory was short, see memory_relieve() */
     uint64_t begun_ns, context_ns;
+    size_t taken;                   /* see backend_device */
     char name[256];
 };
 

@@ -549,7 +549,8 @@ void rank_device(const struct gpu_backend *b, struct backend_device *d)
                                   .n_experts = b->n_experts, .experts = b->hybrid.counts,
                                   .weights = b->plan.weights, .cached = b->plan.cached, .cache_off = b->plan.cache_off,
                                   .kv = b->plan.kv, .work = b->plan.work,
-                                  .reserve = b->plan.reserve, .total = b->plan.total, .lost = gpu_is_lost(b->g),
+                                  .reserve = b->plan.reserve, .taken = b->taken, .total = b->plan.total,
+                                  .lost = gpu_is_lost(b->g),
                                   .graphs = b->graphs, .begun_ns = b->begun_ns, .context_ns = b->context_ns,
                                   .copied_ns = dweights_copied_ns(b->w), .n_ranks = 1 };
     d->ranks[0] = (struct backend_rank){ .index = r->index, .first_layer = r->first_layer, .n_layers = r->n_layers,

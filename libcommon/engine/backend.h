@@ -226,6 +226,9 @@ struct backend_device {
     int tp;                                 /* GPUs that share every layer; 0: one has it */
     struct backend_experts experts;
     size_t weights, cached, kv, work, reserve;      /* bytes: see gpu_plan */
+    /* bytes by which the free memory of the devices fell while the backend opened, by whatever
+     * program; 0: unknown */
+    size_t taken;
     /* the reason why there is no f16 weight cache, static; NULL: there is one */
     const char *cache_off;
     size_t total;                           /* bytes of the device's memory */

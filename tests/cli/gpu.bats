@@ -158,6 +158,8 @@ END
   chat=$B/emulated/zse-chat
   want=$("$chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 3 --device emulated)
   [ -n "$want" ]
+  run --separate-stderr "$chat" "$MODEL" -p hi --max-tokens 1 --tp 2 --verbose
+  [[ "$stderr" == *" of GPU memory planned, "*" taken"* && "$stderr" != *warning* ]]
   for o in '--tp 2' '--gpus 2,0 --tp 2' '--tp 3'; do
     # shellcheck disable=SC2086     # words
     [ "$("$chat" "$MODEL" -p 'Once upon a time' --temp 0 --max-tokens 3 $o)" = "$want" ]

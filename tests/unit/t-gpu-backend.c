@@ -579,6 +579,26 @@ static void some_layers(void **state)
 
 /* ---- the plan ---- */
 
+/* The free memory falls by what the plan counts, except its reserve. */
+static void taken(void **state)
+{
+    (void)state;
+    struct model *m = load();
+    struct backend_device d;
+    for (int window = 0; window < 2; window++) {
+        struct backend_options o = options();
+        o.layer_stream = LAYER_STREAM_AUTO;
+        o.stream_window = window;
+        void *b = backend_gpu.open(m, &o, &why);
+        assert_non_null(b);
+        backend_gpu.device(b, &d);
+        if (gpu_kind[0] == 'e')
+            assert_int_equal(d.taken, d.weights + d.cached + d.kv + d.work);
+        backend_gpu.close(b);
+    }
+    model_close(m);
+}
+
 static void plan(void **state)
 {
     (void)state;
@@ -788,7 +808,7 @@ int main(void)
                                         cmocka_unit_test(graph_of_three), cmocka_unit_test(graph_of_odd_splits),
                                        cmocka_unit_test(no_graphs), cmocka_unit_test(ahead),
                                        cmocka_unit_test(forward_beside_two), cmocka_unit_test(ahead_fails),
-                                       cmocka_unit_test(some_layers), cmocka_unit_test(plan),
+                                       cmocka_unit_test(some_layers), cmocka_unit_test(plan), cmocka_unit_test(taken),
                                        cmocka_unit_test(plan_copies), cmocka_unit_test(lost),
                                        cmocka_unit_test(lost_while_idle) };
     if (gpu_kind[0] != 'e' && !device_usable())

@@ -84,14 +84,15 @@ static json_t *on_gpus(const struct server *s)
         if (!lm->worker || !lm->vram_bytes)
             continue;
         worker_stats(lm->worker, &e, NULL);
-        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:b, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s?, s:o, s:o, s:o, s:o}",
+        json_array_append_new(list, json_pack("{s:s, s:s, s:s, s:b, s:i, s:i, s:i, s:i, s:I, s:I, s:I, s:I, s:I, s:I, s:b, s:I, s:s?, s:o, s:o, s:o, s:o}",
                                               "model_id", lm->id, "device", lm->device, "gpu_name", e.device.name,
                                               "tensor_parallel", e.device.tp, "gpu_layers", e.device.n_layers, "layers", lm->m.model->config.n_layers,
                                               "gpu_experts", e.device.n_experts, "experts",
                                               lm->m.model->config.moe.n_experts,
                                               "weight_bytes", (json_int_t)e.device.weights, "kv_bytes",
                                               (json_int_t)e.device.kv, "workspace_bytes", (json_int_t)e.device.work,
-                                              "reserve_bytes", (json_int_t)e.device.reserve, "total_memory_bytes",
+                                              "reserve_bytes", (json_int_t)e.device.reserve, "taken_bytes",
+                                              (json_int_t)e.device.taken, "total_memory_bytes",
                                               (json_int_t)e.device.total, "lost", e.device.lost, "cached_bytes",
                                               (json_int_t)e.device.cached, "cache_weights_off", e.device.cache_off,
                                               "cuda_graphs", device_graphs_json(&e.device.graphs), "expert_use",
