@@ -1,7 +1,7 @@
 /* attn_decode.cu - attention of single tokens, the context cut into splits of GPU_SPLIT positions:
  * for decoding, and for prompts where --exact or --strict needs f32.
  *
- * tile     a block of 4 warps: one token, one KV head with all query heads that share it, one
+ * tile     a block of 8 warps: one token, one KV head with all query heads that share it, one
  *          split.  Scores: a warp takes KV blocks of 16 positions; a lane multiplies every 16th
  *          element of 8 of these positions, so that a load of the warp is 512 contiguous bytes of
  *          f16; lanes then add up their sums by shuffles, each of which exchanges half as many
@@ -30,7 +30,7 @@
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
 
-enum { WARPS = 4, THREADS = WARPS * 32, MAX_GROUP = 8 };
+enum { WARPS = 8, THREADS = WARPS * 32, MERGE_THREADS = 128, MAX_GROUP = 8 };
 
 /* The work of a block: query heads first_head .. + n_group of one KV head, positions [from, to) of
  * the token's context; from is the start of a KV block. */
@@ -76,7 +76,7 @@ template <int KV, int GROUP> DEVICE void lane_scores(float s[GROUP][8], const fl
 #pragma unroll
         for (int i = 0; i < 8; i++)
             s[h][i] = 0;
-#pragma unroll 4
+#pragma unroll 8
     for (int d = lane / 2; d < n; d += 16) {
         float k[8];
         kv_load<KV>(k, block, d * KV_BLOCK + lane % 2 * 8);
@@ -187,36 +187,48 @@ DEVICE void soften(float *score, const split_job &j, float *to_merge)
 template <int LATENT> DEVICE int value_dim_of(const gpu_attention &o) { return LATENT ? o.value_dim : o.head_dim; }
 
 /* part [rows][GROUP][value_dim]: sums of weights times values.  A thread has 8 elements, and adds
- * up every rows-th position from position `row` on. */
+ * up every rows-th position from position `row` on.  It loads AT_ONCE of them together: all that it
+ * has in a split, with heads of 128. */
 template <int KV, int GROUP, int LATENT> DEVICE void add_values(float *part, const float *score, const gpu_attention &o,
                                                                 const split_job &j, int rows, int row, int d)
 {
+    constexpr int AT_ONCE = KV == KV_F32 || KV_TAILED<KV> ? 2 : 8;      /* registers */
     float acc[GROUP][8];
 #pragma unroll
     for (int h = 0; h < GROUP; h++)
 #pragma unroll
         for (int i = 0; i < 8; i++)
             acc[h][i] = 0;
-#pragma unroll 2
-    for (int p = max(j.from, j.begin) + row; p < j.to; p += rows) {
-        float v[8], scale = 1;
-        const int e = p % KV_BLOCK * o.head_dim + d;
-        if (in_tail<KV>(j, p)) {
-            kv_load<KV_F16>(v, kv_keys(j.tail, o.kv.tail, p) + o.kv.tail.part, e);
-        } else {
-            const uint8_t *block = kv_keys(j.kv, o.kv.blocks, p) + (LATENT ? 0 : o.kv.blocks.part);
-            scale = kv_scale<KV>(block, kv_scales_at<KV>(o.kv, j.kv_head, o.head_dim, !LATENT),
-                                 p % KV_BLOCK);
-            kv_load<KV>(v, block, e);
+    for (int first = max(j.from, j.begin) + row; first < j.to; first += AT_ONCE * rows) {
+        float v[AT_ONCE][8], scale[AT_ONCE];
+#pragma unroll
+        for (int u = 0; u < AT_ONCE; u++) {
+            const int p = min(first + u * rows, j.to - 1);          /* beyond the last one: not used */
+            const int e = p % KV_BLOCK * o.head_dim + d;
+            scale[u] = 1;
+            if (in_tail<KV>(j, p)) {
+                kv_load<KV_F16>(v[u], kv_keys(j.tail, o.kv.tail, p) + o.kv.tail.part, e);
+            } else {
+                const uint8_t *block = kv_keys(j.kv, o.kv.blocks, p) + (LATENT ? 0 : o.kv.blocks.part);
+                scale[u] = kv_scale<KV>(block, kv_scales_at<KV>(o.kv, j.kv_head, o.head_dim, !LATENT),
+                                        p % KV_BLOCK);
+                kv_load<KV>(v[u], block, e);
+            }
         }
 #pragma unroll
-        for (int h = 0; h < GROUP; h++) {
-            if (h >= j.n_group)
+        for (int u = 0; u < AT_ONCE; u++) {
+            const int p = first + u * rows;
+            if (p >= j.to)
                 break;
-            const float w = score[h * GPU_SPLIT + p - j.start] * scale;
 #pragma unroll
-            for (int i = 0; i < 8; i++)
-                acc[h][i] = fmaf(w, v[i], acc[h][i]);
+            for (int h = 0; h < GROUP; h++) {
+                if (h >= j.n_group)
+                    break;
+                const float w = score[h * GPU_SPLIT + p - j.start] * scale[u];
+#pragma unroll
+                for (int i = 0; i < 8; i++)
+                    acc[h][i] = fmaf(w, v[u][i], acc[h][i]);
+            }
         }
     }
 #pragma unroll
@@ -278,7 +290,7 @@ DEVICE void store_merged(const gpu_attention &o, int t, int head, int n, int d, 
 
 /* Merge one head of one token.  Every warp computes the maximum and the sum itself, which saves two
  * barriers and gives the same numbers. */
-__global__ __launch_bounds__(THREADS) void attn_merge_kernel(gpu_attention o)
+__global__ __launch_bounds__(MERGE_THREADS) void attn_merge_kernel(gpu_attention o)
 {
     SHARED(float, weight);              /* [splits of the token] */
     const int head = blockIdx.x, t = o.rows[blockIdx.y], pos = o.step.pos[t], lane = threadIdx.x % 32;
@@ -289,14 +301,14 @@ __global__ __launch_bounds__(THREADS) void attn_merge_kernel(gpu_attention o)
     for (int s = lane; s < n_splits; s += 32)
         most = fmaxf(most, part[s * (n + 2) + n]);
     most = warp_max(most);
-    for (int s = threadIdx.x; s < n_splits; s += THREADS)
+    for (int s = threadIdx.x; s < n_splits; s += MERGE_THREADS)
         weight[s] = expf(part[s * (n + 2) + n] - most);
     __syncthreads();
     for (int s = lane; s < n_splits; s += 32)
         sum = fmaf(part[s * (n + 2) + n + 1], weight[s], sum);
     sum = warp_sum(sum) + (o.sinks ? expf(o.sinks[head] - most) : 0);
     float *rotated = weight + o.max_splits;     /* [n], only if o.kv.rotated */
-    for (int d = threadIdx.x; d < n; d += THREADS) {
+    for (int d = threadIdx.x; d < n; d += MERGE_THREADS) {
         float v = 0;
 #pragma unroll 8
         for (int s = 0; s < n_splits; s++)
@@ -309,12 +321,12 @@ __global__ __launch_bounds__(THREADS) void attn_merge_kernel(gpu_attention o)
     }
     if (o.kv.rotated) {
         __syncthreads();
-        hadamard<THREADS>(rotated, n, threadIdx.x);
-        for (int d = threadIdx.x; d < n; d += THREADS)
+        hadamard<MERGE_THREADS>(rotated, n, threadIdx.x);
+        for (int d = threadIdx.x; d < n; d += MERGE_THREADS)
             store_merged(o, t, head, n, d, rotated[d]);
     }
     if (o.act && head == o.n_heads - 1)
-        act_pad(o.act + (size_t)t * o.act_stride, o.n_heads * n, o.order, threadIdx.x, THREADS);
+        act_pad(o.act + (size_t)t * o.act_stride, o.n_heads * n, o.order, threadIdx.x, MERGE_THREADS);
 }
 
 template <int KV, int GROUP, int LATENT = 0> static int run(struct gpu *g, const gpu_attention *o, struct err *e)
@@ -326,7 +338,7 @@ template <int KV, int GROUP, int LATENT = 0> static int run(struct gpu *g, const
                dim3((unsigned)o->max_splits, (unsigned)(o->n_kv_heads * passes), (unsigned)o->n_rows), THREADS, shared,
                e, *o, passes) < 0)
         return -1;
-    return launch(g, "attn_merge", attn_merge_kernel, dim3((unsigned)o->n_heads, (unsigned)o->n_rows), THREADS,
+    return launch(g, "attn_merge", attn_merge_kernel, dim3((unsigned)o->n_heads, (unsigned)o->n_rows), MERGE_THREADS,
                   sizeof(float) * ((size_t)o->max_splits + (o->kv.rotated ? (size_t)o->head_dim : 0)), e, *o);
 }
 

@@ -154,6 +154,9 @@ struct gpu_norm {
     int n, cols;
 };
 int gpu_norm(struct gpu *g, const struct gpu_norm *o, struct err *e);
+/* Rows that RMS norms without a residual keep in registers. */
+enum { GPU_NORM_MOST = 8192 };
+#define GPU_NORM_TAKES(cols) ((cols) % 8 == 0 && (cols) <= GPU_NORM_MOST)
 
 /* act [n][act_stride] = f(gate) * up, or f(gate) if up is NULL.  If out is not NULL, the result is
  * written as f32 to out [n][cols] instead. */
@@ -286,7 +289,7 @@ int gpu_latent(struct gpu *g, const struct gpu_latent *o, struct err *e);
 
 /* Number of positions of a split.  It is fixed, so that the result of a sequence does not depend on
  * the other sequences of the batch. */
-enum { GPU_SPLIT = 256 };
+enum { GPU_SPLIT = 128 };
 int gpu_attn_decode(struct gpu *g, const struct gpu_attention *o, struct err *e);
 enum { GPU_ATTN_MAX_DIM = 256 };
 #define GPU_ATTN_TILE(head_dim) ((head_dim) <= 128 ? 128 : 64)          /* most tokens of a tile */

@@ -205,14 +205,32 @@ static void linear(struct walk *w, const char *what, const struct linear *const 
 
 enum { ROWS_BLOCK = 256 };
 
-static void norm(struct walk *w, const char *what, int n, int cols)
+/* plain: an RMS norm without a residual. */
+static void norm(struct walk *w, const char *what, int n, int cols, int plain)
 {
+    enum { WIDE = 512, SUM_CYCLES = 250 /* two barriers, shuffles and 16 loads */ };
+    const int fits = plain && GPU_NORM_TAKES(cols), threads = fits ? WIDE : ROWS_BLOCK;
     const double turns = ceil((double)cols / ROWS_BLOCK);
-    /* the loop over the weights waits for memory in each turn; the sum's loads overlap by fours */
-    add(w, (struct timed_launch){ .kernel = "norm", .what = what, .blocks = (unsigned)n, .threads = ROWS_BLOCK,
-                                  .shared = 32 * sizeof(float), .bytes = 4.0 * cols, .l2_bytes = 10.0 * n * cols,
-                                  .issue = (double)n * turns * ROWS_BLOCK / 32 * 20, .setup_l2 = 1 + ceil(turns / 4),
-                                  .turns = turns, .turn_memory = 1 });
+    struct timed_launch l = { .kernel = "norm", .what = what, .blocks = (unsigned)n, .threads = threads,
+                              .shared = 32 * sizeof(float), .bytes = 4.0 * cols, .l2_bytes = 10.0 * n * cols,
+                              .issue = (double)n * turns * ROWS_BLOCK / 32 * 20 };
+    if (fits) {                         /* the weights come from memory while the row comes from L2 */
+        l.setup_memory = 1;
+        l.setup_cycles = SUM_CYCLES;
+    } else {
+        /* the loop over the weights waits for memory in each turn; the sum's loads overlap by
+         * fours */
+        l.setup_l2 = 1 + ceil(turns / 4);
+        l.turns = turns;
+        l.turn_memory = 1;
+    }
+    add(w, l);
+}
+
+/* A norm of the kind that the model's layers have. */
+static void model_norm(struct walk *w, const char *what, const struct norm *norm_of, int n, int cols)
+{
+    norm(w, what, n, cols, norm_of->present && w->m->config.norm != NORM_LAYER);
 }
 
 static void add_rows(struct walk *w, const char *kernel, const char *what, int n, int cols, double bytes, double l2)
@@ -227,7 +245,7 @@ static void residual(struct walk *w, const char *what, const struct linear *l, c
 {
     linear(w, what, &l, 1);
     if (post->present)
-        norm(w, "post norm", w->n, w->m->config.hidden_size);
+        norm(w, "post norm", w->n, w->m->config.hidden_size, 0);
 }
 
 /* Follows run_mlp_up(). */
@@ -244,7 +262,7 @@ static void mlp_up(struct walk *w, const struct layer *l, int size)
     linear(w, "gate up", to, n);
     add_rows(w, "act_mul", "activation", w->n, size, 0, 10.0 * w->n * size);
     if (l->mlp_sub_norm.present)
-        norm(w, "mlp norm", w->n, size);
+        model_norm(w, "mlp norm", &l->mlp_sub_norm, w->n, size);
 }
 
 /* ---- mixtures of experts ---- */
@@ -379,7 +397,7 @@ static void mixture(struct walk *w, const struct layer *l)
     run(w, "experts down", &down, 1);
     add_rows(w, "expert_sum", "experts", w->n, c->hidden_size, 0, 4.0 * w->n * c->hidden_size * (c->moe.top_k + 2));
     if (l->mlp_post_norm.present)
-        norm(w, "post norm", w->n, c->hidden_size);
+        norm(w, "post norm", w->n, c->hidden_size, 0);
 }
 
 static void feed_forward(struct walk *w, const struct layer *l, int index)
@@ -403,7 +421,7 @@ static int seen(const struct walk *w, int index)
 
 static void attend_decode(struct walk *w, int index)
 {
-    enum { WARPS = 4, THREADS = WARPS * 32, MAX_GROUP = 8, AT_ONCE_K = 4, AT_ONCE_V = 2 };
+    enum { WARPS = 8, THREADS = WARPS * 32, MERGE_THREADS = 128, MAX_GROUP = 8, AT_ONCE = 8 };
     const struct config *c = &w->m->config;
     const int share = c->n_heads / c->n_kv_heads, dim = c->head_dim,
               group = share <= 2 ? share : share <= 4 ? 4 : MAX_GROUP,
@@ -413,19 +431,20 @@ static void attend_decode(struct walk *w, int index)
     add(w, (struct timed_launch){
         .kernel = "attn_split", .what = "attention", .part = TIMED_ATTENTION,
         .blocks = (unsigned)w->splits * heads * (unsigned)w->n, .threads = THREADS,
-        .active = ceil_of(n, GPU_SPLIT) * heads * (unsigned)w->n_seqs, .registers = 96,
+        .active = ceil_of(n, GPU_SPLIT) * heads * (unsigned)w->n_seqs, .registers = 128,
         .shared = sizeof(float) * (size_t)(group * dim + group * GPU_SPLIT + rows * group * dim),
         .bytes = kv, .l2_bytes = kv * passes,
         /* for an element of a key or value a product with each head, and half an instruction to
          * convert it */
         .issue = kv / 2 * passes * (group + 0.5) / 32,
         .setup_l2 = 5,                  /* the row, its position, its table, the block, the queries */
-        .turns = ceil(in_split / 16.0 / WARPS) * ceil(dim / 16.0 / AT_ONCE_K) +
-                 ceil((double)in_split / rows / AT_ONCE_V),
+        .turns = ceil(in_split / 16.0 / WARPS) * ceil(dim / 16.0 / AT_ONCE) +
+                 ceil((double)in_split / rows / AT_ONCE),
         .turn_memory = 1 });
     add(w, (struct timed_launch){
         .kernel = "attn_merge", .what = "attention", .part = TIMED_ATTENTION,
-        .blocks = (unsigned)(c->n_heads * w->n), .threads = THREADS, .shared = sizeof(float) * (size_t)w->splits,
+        .blocks = (unsigned)(c->n_heads * w->n), .threads = MERGE_THREADS,
+        .shared = sizeof(float) * (size_t)w->splits,
         .l2_bytes = 4.0 * w->n * c->n_heads * w->splits * (dim + 2),
         .setup_l2 = 5 + ceil(w->splits / 8.0) });
 }
@@ -466,8 +485,8 @@ static void attention(struct walk *w, const struct layer *l, int index)
     const struct config *c = &w->m->config;
     const int nq = c->n_heads * c->head_dim, nk = c->n_kv_heads * c->head_dim, heads = c->n_heads + 2 * c->n_kv_heads;
     if (c->qk_norm == QK_NORM_FULL) {
-        norm(w, "q norm", w->n, nq);
-        norm(w, "k norm", w->n, nk);
+        norm(w, "q norm", w->n, nq, 1);
+        norm(w, "k norm", w->n, nk, 1);
     }
     add(w, (struct timed_launch){ .kernel = "prepare", .what = "attention",
                                   .blocks = ceil_of(heads, WARPS) * (unsigned)w->n, .threads = WARPS * 32,
@@ -479,7 +498,7 @@ static void attention(struct walk *w, const struct layer *l, int index)
     else
         attend_decode(w, index);
     if (l->attn_sub_norm.present)
-        norm(w, "attention norm", w->n, nq);
+        model_norm(w, "attention norm", &l->attn_sub_norm, w->n, nq);
 }
 
 /* ---- a step ---- */
@@ -498,9 +517,9 @@ static void layer(struct walk *w, int index)
 {
     const struct config *c = &w->m->config;
     const struct layer *l = &w->m->layers[index];
-    norm(w, "norm", w->n, c->hidden_size);
+    model_norm(w, "norm", &l->attn_norm, w->n, c->hidden_size);
     if (c->block == BLOCK_PARALLEL2)
-        norm(w, "norm", w->n, c->hidden_size);
+        model_norm(w, "norm", &l->mlp_norm, w->n, c->hidden_size);
     mixer(w, l, index);
     if (c->block == BLOCK_SEQUENTIAL)
         residual(w, "o", &l->o, &l->attn_post_norm);
@@ -509,7 +528,7 @@ static void layer(struct walk *w, int index)
     if (c->block != BLOCK_SEQUENTIAL) {
         residual(w, "o", &l->o, &l->attn_post_norm);
     } else if (c->ff[index] != FF_NONE) {
-        norm(w, "norm", w->n, c->hidden_size);
+        model_norm(w, "norm", &l->mlp_norm, w->n, c->hidden_size);
         feed_forward(w, l, index);
     }
 }
@@ -522,7 +541,7 @@ static void begin(struct walk *w)
                                   .bytes = (double)w->n * (double)m->tile_bytes / TILE_ROWS, .setup_l2 = 1,
                                   .l2_bytes = 4.0 * w->n * c->hidden_size, .setup_memory = 2 });
     if (w->m->embed_norm.present)
-        norm(w, "embedding norm", w->n, c->hidden_size);
+        model_norm(w, "embedding norm", &w->m->embed_norm, w->n, c->hidden_size);
     for (int i = 0; i < c->n_ropes; i++)        /* sines in double */
         add(w, (struct timed_launch){ .kernel = "rope_table", .what = "rotation", .blocks = (unsigned)w->n,
                                       .threads = 128, .setup_l2 = 2, .setup_cycles = 1000 });
@@ -534,7 +553,7 @@ static void end(struct walk *w, int n)
     enum { MANY = 8192, IN_FLIGHT = 32 * 1024, ROOM = 25624 };
     const struct config *c = &w->m->config;
     const struct linear *head = &w->m->head;
-    norm(w, "final norm", n, c->hidden_size);
+    model_norm(w, "final norm", &w->m->final_norm, n, c->hidden_size);
     w->n = n;
     linear(w, "head", &head, 1);
     add(w, (struct timed_launch){ .kernel = "sample", .what = "sample", .blocks = (unsigned)n,

@@ -506,11 +506,12 @@ static void latents_in_tiles(struct gpu_attention o, const float *q, const float
     free(got);
 }
 
-/* Latent attention over two splits, for two passes of heads, beside a row that is only padding. */
+/* Latent attention over several splits, for two passes of heads, beside a row that is only
+ * padding. */
 static void latents(void **state)
 {
     (void)state;
-    enum { ROWS = 3, BLOCKS = (L_LEN + KV_BLOCK - 1) / KV_BLOCK, SPLITS = 2 };
+    enum { ROWS = 3, BLOCKS = (L_LEN + KV_BLOCK - 1) / KV_BLOCK, SPLITS = (L_LEN + GPU_SPLIT - 1) / GPU_SPLIT };
     static const struct { enum kv_type kv; float limit; } cases[] = { { KV_F32, 2e-5f }, { KV_F16, 2e-3f },
                                                                       { KV_I8, 3e-2f }, { KV_F8, 6e-2f } };
     const struct gpu_temper temper = { .scale = 0.3f, .floor = 40, .first = 1 };

@@ -28,7 +28,7 @@ static void near(const float *got, const float *want, int n, const char *what)
 static void norms(void **state)
 {
     (void)state;
-    static const int lengths[] = { 1, 8, 31, 96, 300, 1030 };
+    static const int lengths[] = { 1, 8, 31, 96, 300, 1030, 4104 };
     enum { N = 3 };
     struct rng r = { 21 };
     for (size_t s = 0; s < sizeof lengths / sizeof *lengths; s++)
