@@ -441,6 +441,18 @@ void calibrate_end_experts(struct calibration *c)
     c->latent_out = (struct linear){ 0 };
 }
 
+/* Columns of the sum of a layer's experts, if it is not added to the states at once: it is of
+ * latents, or a norm follows it.  Else 0. */
+static size_t sum_width(const struct config *c, const struct layer *w)
+{
+    return c->moe.latent ? (size_t)c->moe.latent : w->mlp_post_norm.present ? (size_t)c->hidden_size : 0;
+}
+
+static float *begin_sum(const struct conversion *cv, const struct calibration *c, const struct layer *w)
+{
+    return calloc((size_t)(c->n_windows * c->window_len) * sum_width(&cv->config, w), sizeof *c->sum);
+}
+
 /* Replace the experts' input c->h by the latents of h, and begin the sum of their outputs. */
 static int make_latents(const struct conversion *cv, struct calibration *c, const struct layer *w,
                         const struct inputs *h, struct err *e)
@@ -448,7 +460,7 @@ static int make_latents(const struct conversion *cv, struct calibration *c, cons
     const int n = c->n_windows * c->window_len, width = cv->config.moe.latent;
     struct inputs to = { .n = width, .ld = linalg_pad(width) };
     to.x = calibrate_hold(c, HOLD_STATES, (size_t)n * (size_t)to.ld * sizeof *to.x, "the inputs of experts", e);
-    c->sum = to.x ? calloc((size_t)n * (size_t)width, sizeof *c->sum) : NULL;
+    c->sum = to.x ? begin_sum(cv, c, w) : NULL;
     if (to.x)
         cpu_layers_latents(c->run, w, h->x, (size_t)h->ld, n, to.x, (size_t)to.ld);
     spill_free(c->h.x);                         /* h itself, or the latents of another layer */
@@ -462,9 +474,10 @@ int calibrate_choose(const struct conversion *cv, struct calibration *c, int lay
     const int n = c->n_windows * c->window_len, beside = cv->config.moe.beside;
     const size_t hidden = (size_t)cv->config.hidden_size;
     float *router = beside ? malloc((size_t)n * hidden * sizeof *router) : NULL;
-    if (w->mlp_post_norm.present)
-        c->sum = calloc((size_t)n * hidden, sizeof *c->sum);
-    int rc = (beside && !router) || (w->mlp_post_norm.present && !c->sum) ? err_nomem(e, "calibration of experts") : 0;
+    const int sums = !cv->config.moe.latent && sum_width(&cv->config, w) > 0;
+    if (sums)
+        c->sum = begin_sum(cv, c, w);
+    int rc = (beside && !router) || (sums && !c->sum) ? err_nomem(e, "calibration of experts") : 0;
     if (rc == 0 && beside)
         cpu_layers_router(c->run, w, x, router, n);
     cpu_layers_tokens(c->run, c->tokens);
@@ -773,11 +786,15 @@ static uint64_t count(const struct conversion *cv, const struct calibration *c, 
     const uint64_t tokens = (uint64_t)c->n_windows * (uint64_t)c->window_len, hidden = (uint64_t)f->hidden_size,
                    window = (uint64_t)c->window_len;
     /* latents, or the input of experts beside the MLP, are held besides all inputs of the layer */
-    const uint64_t latent = moe ? (uint64_t)f->moe.latent : 0, padded = moe ? (uint64_t)linalg_pad(f->moe.latent) : 0,
+    const uint64_t padded = moe ? (uint64_t)linalg_pad(f->moe.latent) : 0,
                    entry = moe ? (uint64_t)linalg_pad(f->hidden_size) + padded : 0,
                    apart = moe && f->moe.beside ? entry : padded,
                    expert = moe ? entry + (uint64_t)linalg_pad(f->moe.intermediate_size) : 0;
-    uint64_t most = 0, width = 0;
+    uint64_t most = 0, width = 0, sum = 0;
+    for (int i = 0; i < f->n_layers; i++) {
+        const uint64_t n = f->ff[i] == FF_MOE ? sum_width(f, &c->m.layers[i]) : 0;
+        sum = n > sum ? n : sum;
+    }
     for (int i = 0; i < N_INPUTS; i++) {
         const uint64_t n = (uint64_t)linalg_pad(widest(f, i));
         most = n > most ? n : most;
@@ -801,7 +818,8 @@ static uint64_t count(const struct conversion *cv, const struct calibration *c, 
 
     const uint64_t rounded_inputs = window * (2 * most + 4 * hidden) * 2,
                    choice = moe ? tokens * (uint64_t)f->moe.top_k * 16 : 0,
-                   sums = tokens * latent * sizeof(float);
+                   /* the sum, and the router's own input if it has one */
+                   sums = tokens * (sum + (moe && f->moe.beside ? hidden : 0)) * sizeof(float);
     const uint64_t thread = gptq_scratch(&(struct gptq){ .N = (int)most }) + 2 * TILE_ROWS * most * sizeof(float) + 8 *
                             most;
     const uint64_t feedback = best ? window * (4 * most + 2 * hidden) * sizeof(float)

@@ -20,6 +20,7 @@
 
 #include "libcommon/base/file.h"
 #include "libcommon/base/rng.h"
+#include "libcommon/convert/gptq.h"
 #include "libcommon/convert/source_weights.h"
 #include "libcommon/convert/internal.h"
 #include "libcommon/cpu/cpu.h"
@@ -38,9 +39,9 @@ static const char *at(const char *name)
     char path[256];
     int i = 0;
     snprintf(path, sizeof path, "%s/%s", dir, name);
-    while (i < 15 && *paths[i] && strcmp(paths[i], path))
+    while (i < 16 && *paths[i] && strcmp(paths[i], path))
         i++;
-    assert_true(i < 15);
+    assert_true(i < 16);
     strcpy(paths[i], path);
     return paths[i];
 }
@@ -61,6 +62,11 @@ static int setup(void **state)
         return -1;
     FILE *f = fopen(at("text"), "w");           /* enough for a few windows of the tiny tokenizer */
     for (int i = 0; f && i < 24; i++)
+        fprintf(f, "Question %d: what is %d + %d? The answer is %d, said the fox to the crow; \xc3\xbc \xe2\x82\xac {x: [%d]}\n", i, i, 3 * i, 4 * i, i * i);
+    if (!f || fclose(f))
+        return -1;
+    f = fopen(at("less"), "w");
+    for (int i = 0; f && i < 13; i++)
         fprintf(f, "Question %d: what is %d + %d? The answer is %d, said the fox to the crow; \xc3\xbc \xe2\x82\xac {x: [%d]}\n", i, i, 3 * i, 4 * i, i * i);
     return f ? fclose(f) : -1;
 }
@@ -344,6 +350,38 @@ static void the_number_of_threads_changes_no_byte(void **state)
                 fail_msg("%s, effort %d: other bytes with %d threads", runs[i].type, (int)runs[i].effort, n);
         }
     }
+}
+
+/* Keep the plan, and end the conversion. */
+struct calibration_plan { uint64_t bytes, tokens; };
+static int keep_plan(void *user, const struct convert_report *r, struct err *e)
+{
+    *(struct calibration_plan *)user = (struct calibration_plan){ r->private_bytes, (uint64_t)r->n_calibration_tokens };
+    return err_set(e, ERR_CANCELLED, "planned");
+}
+
+/* A mixture with a norm behind its experts holds their sum beside the states. */
+static void sums_before_a_norm_are_planned(void **state)
+{
+    (void)state;
+    static const char *const texts[] = { "less", "text" };
+    struct calibration_plan p[2];
+    struct err e;
+    if (access(oracle("hf-2026/afmoe"), F_OK) != 0)
+        skip();
+    for (int i = 0; i < 2; i++) {
+        struct convert_options o = options(oracle("hf-2026/afmoe"), at("one.zse"), "nl4", CONVERT_GOOD);
+        o.calibration = at(texts[i]);
+        o.before = keep_plan;
+        o.before_user = &p[i];
+        assert_int_equal(convert_run(&o, NULL, &e), -1);
+        assert_string_equal(e.msg, "planned");
+    }
+    /* the states and all inputs of a layer, the samples of error feedback, and the sum, in f32; the
+     * choices of three experts */
+    const uint64_t a_token = 4 * (64 + (64 + 128 + 64 + 128) + GOOD_RANK + 64) + 3 * 16;
+    assert_true(p[1].tokens > p[0].tokens);
+    assert_int_equal(p[1].bytes - p[0].bytes, (p[1].tokens - p[0].tokens) * a_token);
 }
 
 /* The result is the same whether the buffers of calibration are in memory or in spill files, and no
@@ -884,7 +922,7 @@ int main(void)
         cmocka_unit_test(ternary_matrices_are_converted_exactly),
         cmocka_unit_test(other_gguf_types_are_kept_with_small_errors),
         cmocka_unit_test(the_number_of_threads_changes_no_byte),
-        cmocka_unit_test(spill_files_change_no_byte_and_are_removed),
+        cmocka_unit_test(spill_files_change_no_byte_and_are_removed), cmocka_unit_test(sums_before_a_norm_are_planned),
         cmocka_unit_test(channel_scaling_keeps_the_logits), cmocka_unit_test(target_sizes_are_met_or_refused),
         cmocka_unit_test(v_scales_leave_the_gate_norm_beside_attention),
         cmocka_unit_test(parts_and_globs), cmocka_unit_test(a_nan_is_refused_with_its_row_and_column),
