@@ -15,7 +15,7 @@
 #include "libcommon/plan/budget.h"
 
 enum {
-    MAX_PARTS = 49 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
+    MAX_PARTS = 50 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
     /* blocks of a launch in its second dimension: tokens of a step, or tiles of experts */
     MOST_IN_GRID = 65535,
     MOST_LATENT = 1024,         /* elements of a latent with its key */
@@ -157,6 +157,11 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     /* rows for the longest context; more rows fit with shorter ones */
     const size_t rows = PARTIAL_BYTES / per_row < 1 ? 1 : PARTIAL_BYTES / per_row < t ? PARTIAL_BYTES / per_row : t;
     b->partial_room = rows * per_row / f;
+    /* the same memory for the sums of parts of k: attention does not need it at that time */
+    const int width = most_of(b->stride_hidden, b->stride_att, b->stride_mlp);
+    const size_t parts = width <= 32 * GPU_SPLIT_STAGE ? 0
+                         : GPU_SPLIT_BYTES(t < GPU_SPLIT_TOKENS ? (t + 63) / 64 * 64 : GPU_SPLIT_TOKENS),
+                 partial = b->partial_room * f > parts ? b->partial_room * f : parts;
     b->logit_rows = b->o.max_logits < LOGIT_ROWS ? b->o.max_logits : LOGIT_ROWS;
     /* graphs pad the rows of logits to the next power of two */
     if (b->logit_rows < MAX_GRAPH_TOKENS && b->o.max_logits > 0) {
@@ -184,6 +189,7 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     part[n++] = (struct buffer_place){ &b->act_shared, b->shared_apart ? t * (size_t)b->stride_mlp * h : 0 };
     part[n++] = (struct buffer_place){ &b->act_expert, t * (size_t)c->moe.top_k * (size_t)b->stride_expert * h };
     n += plan_states(b, t, part + n);
+    part[n++] = (struct buffer_place){ &b->tickets, GPU_SPLIT_TICKETS * sizeof *b->tickets };
     part[n++] = (struct buffer_place){ &b->act_code, b->o.act_int8 ? t *
                                (size_t)GPU_CODE_STRIDE(most_of(b->stride_hidden, b->stride_att, b->stride_mlp)) : 0 };
     part[n++] = (struct buffer_place){ &b->act_scale, b->o.act_int8 ? t * f : 0 };
@@ -195,7 +201,7 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
         part[n++] = (struct buffer_place){ &b->freq_long[i], c->ropes[i].inv_freq_long ? half * f : 0 };
     }
     part[n++] = (struct buffer_place){ &b->alibi, c->pos == POS_ALIBI ? (size_t)c->n_heads * f : 0 };
-    part[n++] = (struct buffer_place){ &b->partial, b->partial_room * f };
+    part[n++] = (struct buffer_place){ &b->partial, partial };
     part[n++] = (struct buffer_place){ &b->logits,
                                        has_head(b) ? (size_t)b->logit_rows * (size_t)c->vocab_size * f : 0 };
     part[n++] = (struct buffer_place){ &b->ids, MAX_DRAWS * sizeof *b->ids };

@@ -128,6 +128,7 @@ struct gpu_backend {
     uint16_t *act_expert; float *mid_expert, *out_expert;
     /* with act_int8: the rounded input of the current matrices */
     int8_t *act_code; float *act_scale;
+    unsigned *tickets;              /* gpu_linear.tickets */
     int32_t *step; size_t step_room;        /* in words of 4 bytes */
     int32_t *ids;                           /* [MAX_DRAWS] the tokens that the last step drew */
     /* host, pinned */

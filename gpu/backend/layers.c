@@ -2,13 +2,13 @@
  * stream.
  *
  * With act_int8, the f16 activations that i8r matrices read are first rounded to int8, and
- * matmul_int8.cu computes the product.  Otherwise up to 16 tokens are computed by matvec.cu, more
- * by matmul.cu (or matmul_hopper.cu), which read activations in another order; more than 128 tokens
- * read the f16 copies (decode.cu), if there are any, with bit-identical results.  With exact, and
- * for f32 matrices, activations stay f32 and matmul_f32.cu computes the product.  Experts
- * choose their kernels in the same way (expert_matvec.cu, expert_matmul.cu, matmul_f32.cu), but
- * never int8 or copies.  The choice stays on the device: launches depend on the number of tokens
- * alone.
+ * matmul_int8.cu computes the product.  Otherwise up to 16 tokens are computed by matvec.cu, up to
+ * 128 by matmul_split.cu, and more by matmul.cu (or matmul_hopper.cu); all but matvec.cu read
+ * activations in another order.  More than 128 tokens read the f16 copies (decode.cu), if there are
+ * any, with bit-identical results.  With exact, and for f32 matrices, activations stay f32 and
+ * matmul_f32.cu computes the product.  Experts choose their kernels in the same way
+ * (expert_matvec.cu, expert_matmul.cu, matmul_f32.cu), but never int8 or copies.  The choice stays
+ * on the device: launches depend on the number of tokens alone.
  *
  * With strict, matvec.cu runs once for every 16 tokens, and attn_decode.cu computes all attention:
  * both give a token the same bits in any batch. */
@@ -32,13 +32,16 @@ static struct gpu_linear begin(const struct gpu_backend *b, const struct input *
 {
     return (struct gpu_linear){ .act = in->act, .act_stride = in->stride, .x = in->x, .ldx = in->ldx, .n_tokens = b->n,
                                 .finish = finish, .scale = scale, .limit = limit,
-                                .function = b->m->config.act, .wgmma = b->o.wgmma, .code_scale = b->act_scale };
+                                .function = b->m->config.act, .wgmma = b->o.wgmma, .code_scale = b->act_scale,
+                                .partial = b->partial, .tickets = b->tickets };
 }
 
 static int in_floats(const struct gpu_backend *b, const struct dlinear *l) { return b->exact || l->w.type == QT_F32; }
 
 /* Does matvec.cu multiply the tokens of this step? */
 static int by_matvec(const struct gpu_backend *b) { return b->n <= GPU_MATVEC_TOKENS || b->o.strict; }
+/* Does matmul_split.cu multiply them? */
+static int by_split(const struct gpu_backend *b) { return !by_matvec(b) && b->n <= GPU_SPLIT_TOKENS; }
 /* Returns the order in which the kernels for n tokens read activations. */
 static enum gpu_act_order order_of(const struct gpu_backend *b, int n)
 {
@@ -85,7 +88,8 @@ static int run_linear(struct gpu_backend *b, const struct input *in, const struc
     for (int i = 0; i < n; ) {
         struct gpu_linear l = begin(b, in, finish, scale, limit);
         const struct dlinear *first = to[i].l;
-        const int exact = in_floats(b, first), int8 = in_int8(b, first), together = exact || by_matvec(b);
+        const int exact = in_floats(b, first), int8 = in_int8(b, first), few = by_matvec(b),
+                  split = by_split(b) && !int8, together = exact || few || split;
         if (int8 && !rounded++ && round_act(b, in, first->w.cols, e) < 0)
             return -1;
         l.code = int8 ? b->act_code : NULL;
@@ -97,8 +101,8 @@ static int run_linear(struct gpu_backend *b, const struct input *in, const struc
         } while (together && i < n && (exact ? in_floats(b, to[i].l) : to[i].l->w.type == first->w.type &&
                                        to[i].l->w.group_shift == first->w.group_shift &&
                                                                       to[i].l->w.n_steps == first->w.n_steps));
-        if ((exact ? gpu_matmul_f32(b->g, &l, e) : together ? run_matvec(b, &l, e) : int8
-             ? gpu_matmul_int8(b->g, &l, e) : gpu_matmul(b->g, &l, e)) < 0)
+        if ((exact ? gpu_matmul_f32(b->g, &l, e) : few ? run_matvec(b, &l, e) : split
+             ? gpu_matmul_split(b->g, &l, e) : int8 ? gpu_matmul_int8(b->g, &l, e) : gpu_matmul(b->g, &l, e)) < 0)
             return -1;
     }
     return 0;

@@ -22,6 +22,25 @@ int gpu_matvec(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* Multiply any number of tokens, whose activations are in GPU_ACT_TILES order, by one matrix whose
  * type is not f32.  GPU_MLP is not supported. */
 int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e);
+/* Multiply up to GPU_SPLIT_TOKENS tokens, whose activations are in GPU_ACT_TILES order, by matrices
+ * of one type, which is not f32, with the same group shape.  GPU_MLP is not supported.  A token's
+ * result does not depend on n_tokens. */
+enum { GPU_SPLIT_TOKENS = 128 };
+int gpu_matmul_split(struct gpu *g, const struct gpu_linear *l, struct err *e);
+/* The number of groups of tiles that blocks take, and the number of parts into which k is divided,
+ * for all matrices of a launch: up to three blocks for each of 132 multiprocessors, of whole stages
+ * of 8 steps, and no more parts than make the longest part shorter. */
+enum { GPU_SPLIT_TILES = 4, GPU_SPLIT_STAGE = 8, GPU_SPLIT_BLOCKS = 396, GPU_SPLIT_PARTS = 16 };
+static inline int gpu_split_units(int n_tiles) { return (n_tiles + GPU_SPLIT_TILES - 1) / GPU_SPLIT_TILES; }
+static inline int gpu_split_parts(int units, int n_steps)
+{
+    const int stages = (n_steps + GPU_SPLIT_STAGE - 1) / GPU_SPLIT_STAGE, most = GPU_SPLIT_BLOCKS / units,
+              n = most < 1 ? 1 : most < GPU_SPLIT_PARTS ? most : GPU_SPLIT_PARTS, each = (stages + n - 1) / n;
+    return (stages + each - 1) / each;
+}
+/* The room for the sums of parts, for this many tokens, and the number of counters. */
+#define GPU_SPLIT_BYTES(tokens) ((size_t)GPU_SPLIT_BLOCKS * GPU_SPLIT_TILES * 32 * sizeof(float) * (tokens))
+enum { GPU_SPLIT_TICKETS = GPU_SPLIT_BLOCKS / 2 * (GPU_SPLIT_TOKENS / 64) };
 /* gpu_matmul with wgmma: the sums have the same order, so the bits are the same.  takes: 1 if the
  * device, the format and the number of tokens are supported. */
 int gpu_matmul_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e);

@@ -54,6 +54,9 @@ struct gpu_linear {
     const float *code_scale;
     int n_tokens;
     int wgmma;                          /* gpu_matmul calls gpu_matmul_hopper if that supports it */
+    /* gpu_matmul_split: room for sums of parts of k (GPU_SPLIT_BYTES), and GPU_SPLIT_TICKETS
+     * counters, 0 before and after a launch */
+    float *partial; unsigned *tickets;
     enum gpu_finish finish;
     float scale, limit;
     int function;                       /* GPU_MLP: config.act */

@@ -154,6 +154,41 @@ static void add_matmul(struct walk *w, const char *what, const struct mat *m)
     add(w, l);
 }
 
+static void add_split(struct walk *w, const char *what, const struct mat *const *m, int n_mats)
+{
+    enum { WARPS = 8, STEPS_AT_ONCE = 4 };
+    const int tokens = w->n <= 32 ? 32 : 64, by_tokens = (int)ceil_of(w->n, tokens), table = has_table(m[0]);
+    int units = 0;
+    for (int i = 0; i < n_mats; i++)
+        units += gpu_split_units(m[i]->n_tiles);
+    const int parts = gpu_split_parts(units, n_steps(m[0])), stages = (int)ceil_of(n_steps(m[0]), GPU_SPLIT_STAGE),
+              longest = (int)ceil_of(stages, parts);
+    struct timed_launch l = { .kernel = "matmul_split", .what = what, .part = TIMED_LINEAR,
+                              .blocks = (unsigned)(units * parts * by_tokens), .threads = WARPS * 32,
+                              .shared = (size_t)((table ? TABLE_SIZE : 0) + 2 * GPU_SPLIT_STAGE * tokens * 64) };
+    const double each = instructions(w, "matmul-split", m[0]->type, tokens == 32 ? "-32" : "-64", w->g->sm,
+                                     &l.registers),
+                 sums = (double)l.blocks * GPU_SPLIT_TILES * TILE_ROWS * tokens * sizeof(float);
+    for (int i = 0; i < n_mats; i++) {
+        l.bytes += (double)m[i]->size;
+        l.flop += product(m[i], w->n);
+    }
+    l.done = (double)units * by_tokens * GPU_SPLIT_TILES * TILE_ROWS * tokens * 2.0 * m[0]->cols_padded;
+    /* all parts take as long as the longest */
+    l.issue = (double)l.blocks * longest * GPU_SPLIT_STAGE * GPU_SPLIT_TILES * each * loads_of(m[0]);
+    l.l2_bytes = by_tokens * (l.bytes + 2.0 * units * tokens * m[0]->cols_padded) + (parts > 1 ? 2 * sums : 0);
+    l.setup_memory = 1;
+    /* the residual; the sums' fence and counter, and the loads of two parts at a time */
+    l.setup_l2 = 1 + (parts > 1 ? 2 + ceil(parts / 2.0) : 0);
+    l.setup_cycles = table ? TABLE_TURN * TABLE_SIZE / 4 / l.threads : 0;
+    l.turns = longest;
+    l.ahead = 1;
+    l.turn_memory = 1.0 / by_tokens;
+    l.turn_l2 = 1 - l.turn_memory;
+    l.turn_cycles = each * loads_of(m[0]) * STEPS_AT_ONCE;
+    add(w, l);
+}
+
 static void add_f32(struct walk *w, const char *what, const struct mat *const *m, int n_mats, int n, int n_splits)
 {
     enum { WARPS = 8, TOKENS = 8, ROW = 33 };
@@ -176,6 +211,7 @@ static void add_f32(struct walk *w, const char *what, const struct mat *const *m
 
 static int in_floats(const struct linear *l) { return l->w.type == QT_F32; }
 static int by_matvec(const struct walk *w) { return w->n <= GPU_MATVEC_TOKENS; }
+static int by_split(const struct walk *w) { return !by_matvec(w) && w->n <= GPU_SPLIT_TOKENS; }
 static int alike(const struct mat *a, const struct mat *b)
 {
     return a->type == b->type && a->group_size == b->group_size && a->cols_padded == b->cols_padded;
@@ -187,13 +223,15 @@ static void linear(struct walk *w, const char *what, const struct linear *const 
     for (int i = 0; i < n; ) {
         const struct mat *m[GPU_MAX_MATS];
         const struct linear *first = to[i];
-        const int exact = in_floats(first), together = exact || by_matvec(w);
+        const int exact = in_floats(first), together = exact || by_matvec(w) || by_split(w);
         int n_mats = 0;
         do
             m[n_mats++] = &to[i++]->w;
         while (together && i < n && (exact ? in_floats(to[i]) : alike(&to[i]->w, &first->w)));
         if (exact)
             add_f32(w, what, m, n_mats, w->n, 0);
+        else if (by_split(w))
+            add_split(w, what, m, n_mats);
         else if (together)
             add_matvec(w, what, m, n_mats, 0);
         else

@@ -357,6 +357,73 @@ static void many(void **state)
     free(act), free(few), free(out), free(before), free(w), free(x), free(data);
 }
 
+/* Several matrices in one launch, with k in one part and in several, and results that are stored,
+ * added and capped.  A token's bits depend neither on the number of tokens nor on the launch. */
+static void split(void **state)
+{
+    (void)state;
+    enum { MOST = 128, ROWS = 70, LDO = 140, MATS = 3 };
+    static const int n_rows[MATS] = { ROWS, 1, 2 * ROWS }, all_cols[] = { 100, 256, 300, 1400 },
+                     n_tokens[] = { MOST, 17, 70 };
+    static const enum qtype types[] = { QT_NL4, QT_I4Z, QT_I8R, QT_F16 };
+    struct rng r = { 11 };
+    float *first = malloc(MATS * MOST * LDO * sizeof *first), *out = malloc(MOST * LDO * sizeof *out),
+          *before = malloc(MOST * LDO * sizeof *before);
+    for (int i = 0; i < MOST * LDO; i++)
+        before[i] = uniform(&r, -1, 1);
+    for (size_t k = 0; k < 4; k++) {
+        const int cols = all_cols[k];
+        struct mat m[MATS];
+        uint8_t *data[MATS];
+        float *x = malloc((size_t)(MOST * cols) * sizeof *x);
+        for (int i = 0; i < MOST * cols; i++)
+            x[i] = uniform(&r, -1, 1);
+        struct gpu_linear l = { .n_mats = MATS, .scale = 0.5f, .partial = on_device(GPU_SPLIT_BYTES(MOST)),
+                                .tickets = on_device(GPU_SPLIT_TICKETS * sizeof *l.tickets) };
+        OK(gpu_fill(device, GPU_COMPUTE, l.tickets, 0, GPU_SPLIT_TICKETS * sizeof *l.tickets, &why));
+        for (int i = 0; i < MATS; i++) {
+            data[i] = random_mat(&m[i], types[(k + 1) % 4], 32, n_rows[i], cols, &r);
+            l.w[i] = gpu_mat_of(&m[i], to_device(data[i], m[i].size));
+            l.to[i] = (struct gpu_output){ .out = on_device(MOST * LDO * 4), .ldo = LDO };
+        }
+        uint16_t *act = pack_act(x, MOST, cols, m[0].cols_padded, GPU_ACT_TILES);
+        l.act_stride = m[0].cols_padded;
+        for (size_t c = 0; c < 3; c++) {
+            l.n_tokens = n_tokens[c];
+            l.act = to_device(act, (size_t)(l.n_tokens * l.act_stride) * 2);
+            l.finish = GPU_STORE;
+            for (int i = 0; i < MATS; i++)
+                OK(gpu_fill(device, GPU_COMPUTE, l.to[i].out, 0, MOST * LDO * 4, &why));
+            OK(gpu_matmul_split(device, &l, &why));
+            for (int i = 0; i < MATS; i++) {
+                from_device(out, l.to[i].out, MOST * LDO * 4);
+                if (c == 0) {
+                    memcpy(first + i * MOST * LDO, out, MOST * LDO * 4);
+                    compare(&m[i], out, LDO, x, MOST, MATMUL, NULL, "matmul_split");
+                }
+                assert_memory_equal(out, first + i * MOST * LDO, (size_t)(l.n_tokens * LDO) * 4);
+            }
+        }
+        for (l.finish = GPU_ADD; l.finish <= GPU_LOGITS; l.finish += GPU_LOGITS - GPU_ADD) {
+            void *kept = to_device(before, MOST * LDO * 4);
+            OK(gpu_copy(device, GPU_COMPUTE, l.to[2].out, kept, MOST * LDO * 4, &why));
+            l.limit = l.finish == GPU_LOGITS ? 3 : 0;
+            OK(gpu_matmul_split(device, &l, &why));
+            from_device(out, l.to[2].out, MOST * LDO * 4);
+            for (int i = 0; i < l.n_tokens * LDO; i++) {
+                const float y = 0.5f * first[2 * MOST * LDO + i], want = l.limit > 0 ? 3 * tanhf(y / 3) : before[i] + y;
+                assert_true(fabsf(out[i] - want) <= 1e-5f * (1 + fabsf(want)));
+            }
+            gpu_free(device, kept);
+        }
+        gpu_free(device, l.partial), gpu_free(device, l.tickets);
+        free(act), free(x);
+        for (int i = 0; i < MATS; i++)
+            free(data[i]);
+    }
+    free(before), free(out), free(first);
+}
+
 /* A token's bits do not depend on the other tokens, whichever kernel their number selects: for
  * stored results, and for gate and up together. */
 static void neighbours(void **state)
@@ -497,8 +564,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matvec), cmocka_unit_test(matmul), cmocka_unit_test(matmul_f32),
             cmocka_unit_test(matmul_hopper),
-        cmocka_unit_test(every_count), cmocka_unit_test(endings), cmocka_unit_test(many), cmocka_unit_test(neighbours),
-        cmocka_unit_test(refused), cmocka_unit_test(embedding), cmocka_unit_test(heads),
+        cmocka_unit_test(every_count), cmocka_unit_test(endings), cmocka_unit_test(many), cmocka_unit_test(split),
+        cmocka_unit_test(neighbours), cmocka_unit_test(refused), cmocka_unit_test(embedding), cmocka_unit_test(heads),
     };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }

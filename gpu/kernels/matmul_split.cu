@@ -1,0 +1,235 @@
+/* matmul_split.cu - y = w x for 17 to 128 tokens: up to three matrices in one launch, with k
+ * divided between blocks where a matrix has too few rows for all multiprocessors.
+ *
+ * shapes   as matvec.cu, without gate and up together; activations in the order GPU_ACT_TILES
+ * tile     a block: 128 rows x 32 or 64 tokens, and one of the parts of k.  Of its 8 warps each
+ *          takes 32 rows and half of the part: four of every eight steps (32 k).  Weights go from
+ *          global memory to registers, four steps ahead; activations of eight steps at a time go
+ *          through shared memory, copied while the previous eight are multiplied
+ * sums     the two halves of a part are added in shared memory.  If k has several parts, blocks
+ *          store their sums in global memory, and the block that stores last adds them in the order
+ *          of the parts: the bits depend on the shapes of the matrices alone
+ *          (gpu_split_parts()), not on the number of tokens or the order of the blocks
+ * moves    weights once for 64 tokens, activations once per 128 rows (from L2), sums of parts once
+ *          to and from L2: at most 16 MB
+ * limit    instructions, about as many as matvec.cu has for 16 tokens: decoding takes most of them,
+ *          and 8 more tokens take 4 mma and an LDSM
+ * checked  tests/unit/t-gpu-matmul.c */
+#include "gpu/kernels/operations.h"
+#include "gpu/prim/weights.cuh"
+#include "gpu/rt/launch.cuh"
+
+enum {
+    ROW_TILES = 4, WARPS = 2 * ROW_TILES, THREADS = WARPS * 32,
+    AHEAD = 4,                  /* steps of a warp of a stage */
+    STEPS = 2 * AHEAD,          /* steps of a stage of activations */
+};
+
+static_assert((int)ROW_TILES == GPU_SPLIT_TILES && (int)STEPS == GPU_SPLIT_STAGE, "the host counts blocks");
+
+/* Copies of activations to shared memory: two stages of [STEPS][TOKENS][64 bytes], swizzled as in
+ * stages.cuh.  A thread copies the same 16 bytes of the same token in every step or every second
+ * step. */
+template <int TOKENS> struct act_stages {
+    static constexpr int EACH = TOKENS * 4, BYTES = STEPS * TOKENS * 64, APART = THREADS / EACH;
+    static_assert(THREADS % EACH == 0, "a round of copies is whole steps");
+    uint8_t *room, *to;
+    const uint8_t *from;
+    int first, end;                     /* the first step that this thread copies; of the part */
+
+    DEVICE act_stages(uint8_t *shared, const gpu_linear &l, int first_token, int begin, int end_step)
+    {
+        const int i = threadIdx.x % EACH, token = i / 4, row = min(first_token + token, l.n_tokens - 1);
+        room = shared;
+        first = begin + threadIdx.x / EACH;
+        end = end_step;
+        to = shared + (threadIdx.x / EACH * EACH + (i ^ (token >> 1 & 3))) * 16;
+        from = reinterpret_cast<const uint8_t *>(l.act + (size_t)row * l.act_stride) + first * 64 + i % 4 * 16;
+    }
+    DEVICE void fetch(int stage) const
+    {
+        uint8_t *into = to + stage % 2 * BYTES;
+        const uint8_t *at = from + stage * STEPS * 64;
+#pragma unroll
+        for (int s = 0; s < STEPS; s += APART)
+            if (first + stage * STEPS + s < end)
+                copy_async(into + s * EACH * 16, at + s * 64);
+        copy_commit();
+    }
+    /* Load the activations of step s of a stage, tokens 8i .. 8i+7, as token_stages does. */
+    DEVICE void load(uint32_t x[4], int stage, int s, int i, int lane) const
+    {
+        load_matrices(x, room + stage % 2 * BYTES +
+                      ((s * TOKENS + 8 * i + lane % 8) * 4 + (lane / 8 ^ (lane >> 1 & 3))) * 16);
+    }
+};
+
+/* Add the products of steps begin .. end - 1 that belong to this half of the block's warps. */
+template <int TYPE, int TOKENS>
+DEVICE void multiply_part(float (&c)[2][TOKENS / 2], const uint8_t *data, const gpu_mat &m,
+                          const act_stages<TOKENS> &act, int begin, int end, const uint32_t *table, int half, int lane)
+{
+    const int g = lane / 4, t = lane % 4, n_stages = (end - begin + STEPS - 1) / STEPS;
+    raw_step<TYPE> next[AHEAD];
+    act.fetch(0);
+    /* a multiple of 4, so that a step's place in a unit of scales is known when this is compiled */
+    int first = (begin / AHEAD + half) * AHEAD;
+#pragma unroll
+    for (int s = 0; s < AHEAD; s++)
+        if (first + s < end)
+            load_step<TYPE>(next[s], data, m, first + s, g, t);
+    for (int stage = 0; stage < n_stages; stage++, first = (first / AHEAD + 2) * AHEAD) {
+        copy_wait<0>();
+        /* this stage has arrived for all threads, and all have read the previous one */
+        __syncthreads();
+        act.fetch(stage + 1);
+#pragma unroll
+        for (int s = 0; s < AHEAD; s++) {
+            if (first + s >= end)
+                break;
+            const raw_step<TYPE> raw = next[s];
+            if (first + s + STEPS < end)
+                load_step<TYPE>(next[s], data, m, (first / AHEAD + 2) * AHEAD + s, g, t);
+            uint32_t rows[4][4];
+#pragma unroll
+            for (int r = 0; r < 4; r++)
+                decode_row<TYPE>(rows[r], raw, r, t, table);
+#pragma unroll
+            for (int i = 0; i < TOKENS / 8; i++) {
+                uint32_t x[4];
+                act.load(x, stage, half * AHEAD + s, i, lane);
+                multiply_rows(c[0] + 4 * i, rows[0], rows[1], make_uint4(x[0], x[1], x[2], x[3]));
+                multiply_rows(c[1] + 4 * i, rows[2], rows[3], make_uint4(x[0], x[1], x[2], x[3]));
+            }
+        }
+    }
+}
+
+/* Sums of a lane for half of a tile's tokens. */
+template <int TOKENS> using half_sums = float[2][TOKENS / 4];
+
+/* Give the other half's tokens to the warp of the same rows, and add its sums for ours. */
+template <int TOKENS> DEVICE void exchange(half_sums<TOKENS> &y, const float (&c)[2][TOKENS / 2], float4 *room,
+                                           int warp, int half, int lane)
+{
+    constexpr int N = TOKENS / 4;
+    __syncthreads();                    /* all warps have read the last stage */
+#pragma unroll
+    for (int p = 0; p < 2; p++)
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            const float *gives = c[p] + i;
+            room[((warp * 2 + p) * (N / 4) + i / 4) * 32 + lane] =
+                half ? make_float4(gives[0], gives[1], gives[2], gives[3])
+                     : make_float4(gives[N], gives[N + 1], gives[N + 2], gives[N + 3]);
+        }
+    __syncthreads();
+#pragma unroll
+    for (int p = 0; p < 2; p++)
+#pragma unroll
+        for (int i = 0; i < N; i += 4) {
+            const float4 v = room[(((warp ^ ROW_TILES) * 2 + p) * (N / 4) + i / 4) * 32 + lane];
+            y[p][i] = (half ? c[p][N + i] : c[p][i]) + v.x;
+            y[p][i + 1] = (half ? c[p][N + i + 1] : c[p][i + 1]) + v.y;
+            y[p][i + 2] = (half ? c[p][N + i + 2] : c[p][i + 2]) + v.z;
+            y[p][i + 3] = (half ? c[p][N + i + 3] : c[p][i + 3]) + v.w;
+        }
+}
+
+/* Store the sums of part `part`.  Returns true in the block that is the last to store; y is the sum
+ * over all parts there.  unit: the tile of rows and tokens. */
+template <int TOKENS> DEVICE bool add_parts(half_sums<TOKENS> &y, const gpu_linear &l, unsigned *flag, int unit,
+                                            int part, int n_parts, int warp, int lane)
+{
+    constexpr int N = TOKENS / 8;       /* float4 of a lane */
+    float4 *const all = reinterpret_cast<float4 *>(l.partial) + ((size_t)unit * n_parts * WARPS + warp) * N * 32 + lane;
+    float4 *mine = all + (size_t)part * WARPS * N * 32;
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const float *v = y[i / (N / 2)] + i % (N / 2) * 4;
+        mine[i * 32] = make_float4(v[0], v[1], v[2], v[3]);
+    }
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0)
+        *flag = atomicAdd(&l.tickets[unit], 1u);
+    __syncthreads();
+    if (*flag + 1 != (unsigned)n_parts)
+        return false;
+    if (threadIdx.x == 0)
+        l.tickets[unit] = 0;            /* for the next launch */
+    __threadfence();
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float *v = y[i / (N / 2)] + i % (N / 2) * 4;
+        v[0] = v[1] = v[2] = v[3] = 0;
+    }
+#pragma unroll 2
+    for (int z = 0; z < n_parts; z++)
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            const float4 add = all[((size_t)z * WARPS * N + i) * 32];
+            float *v = y[i / (N / 2)] + i % (N / 2) * 4;
+            v[0] += add.x, v[1] += add.y, v[2] += add.z, v[3] += add.w;
+        }
+    return true;
+}
+
+template <int TYPE, int TOKENS> __global__ __launch_bounds__(THREADS, 2)
+void matmul_split_kernel(gpu_linear l, int n_units, int n_parts)
+{
+    typedef format<TYPE> f;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = warp / ROW_TILES, g = lane / 4, t = lane % 4;
+    SHARED(uint32_t, shared);
+    int which = 0, unit = blockIdx.x % (unsigned)n_units;
+    const int part = blockIdx.x / (unsigned)n_units, in_grid = blockIdx.y * n_units + unit;
+    while (unit >= (l.w[which].n_tiles + ROW_TILES - 1) / ROW_TILES)
+        unit -= (l.w[which++].n_tiles + ROW_TILES - 1) / ROW_TILES;
+    const gpu_mat &m = l.w[which];
+    const int tile = unit * ROW_TILES + warp % ROW_TILES, first_token = blockIdx.y * TOKENS;
+    const bool has_rows = tile < m.n_tiles;
+    const uint8_t *data = m.data + (size_t)(has_rows ? tile : 0) * m.tile_bytes;
+    const int n_stages = (m.n_steps + STEPS - 1) / STEPS, begin = n_stages * part / n_parts * STEPS,
+              end = min(n_stages * (part + 1) / n_parts * STEPS, m.n_steps);
+    uint32_t *const room = shared + (f::table ? TABLE_BYTES / 4 : 0);
+    const act_stages<TOKENS> act(reinterpret_cast<uint8_t *>(room), l, first_token, begin, end);
+    const uint32_t *table = table_fill<TYPE>(shared);
+
+    float c[2][TOKENS / 2] = {};
+    multiply_part<TYPE, TOKENS>(c, data, m, act, begin, end, table, half, lane);
+    float y[2][TOKENS / 4];
+    exchange<TOKENS>(y, c, reinterpret_cast<float4 *>(room), warp, half, lane);
+    /* the flag is behind the sums that exchange() stores */
+    if (n_parts > 1 && !add_parts<TOKENS>(y, l, room + WARPS * TOKENS * 16, in_grid, part, n_parts, warp, lane))
+        return;
+    if (has_rows)
+        finish_tokens<TOKENS / 16, 4>(y, finish_begin<TYPE>(l, l.to[which], data, tile * 32 + 4 * g, m.rows, ACT_UNIT),
+                                      l, first_token + half * TOKENS / 2, l.n_tokens, t);
+}
+
+template <int TYPE, int TOKENS> static int run(struct gpu *g, const gpu_linear *l, struct err *e)
+{
+    const size_t shared = (format<TYPE>::table ? TABLE_BYTES : 0) + 2 * act_stages<TOKENS>::BYTES;
+    int units = 0;
+    for (int i = 0; i < l->n_mats; i++)
+        units += gpu_split_units(l->w[i].n_tiles);
+    const int parts = gpu_split_parts(units, l->w[0].n_steps);
+    return launch(g, "matmul_split", matmul_split_kernel<TYPE, TOKENS>,
+                  dim3((unsigned)(units * parts), (unsigned)(l->n_tokens + TOKENS - 1) / TOKENS), THREADS, shared, e,
+                  *l, units, parts);
+}
+
+template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, struct err *e)
+{
+    return l->n_tokens <= 32 ? run<TYPE, 32>(g, l, e) : run<TYPE, 64>(g, l, e);
+}
+
+extern "C" int gpu_matmul_split(struct gpu *g, const struct gpu_linear *l, struct err *e)
+{
+    switch (l->w[0].type) {
+#define FORMAT(type) case type: return run_type<type>(g, l, e);
+#define FORMAT_16(type) FORMAT(type)
+#include "gpu/prim/each_format.inc"
+    default: return err_set(e, ERR_UNSUPPORTED, "matmul_split: number format %d", l->w[0].type);
+    }
+}
