@@ -31,6 +31,13 @@ static int env_on(const char *name)
     return v && *v && strcmp(v, "0") != 0;
 }
 
+/* Whether this environment variable is 0. */
+static int env_off(const char *name)
+{
+    const char *v = getenv(name);
+    return v && strcmp(v, "0") == 0;
+}
+
 static void note_prefixes(void *prog, const char *text) { cli_note(prog, "%s", text); }
 
 struct engine_options run_engine_options(const struct run_options *r, int max_seqs, int max_len)
@@ -53,7 +60,7 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .stream_sequential = r->stream_sequential, .strict = r->strict,
                                     .watch = env_on("ZSE_DIAG") ? &diag_watch : NULL,
                                     .debug_sync = env_on("ZSE_DEBUG_SYNC"),
-                                    .wgmma = env_on("ZSE_WGMMA"), .no_graphs = r->no_graphs, .act_int8 = r->act_int8,
+                                    .wgmma = !env_off("ZSE_WGMMA"), .no_graphs = r->no_graphs, .act_int8 = r->act_int8,
                                     .cache_weights = r->cache_weights,
                                     .drafter = r->spec == SPEC_AUTO || r->spec == SPEC_NGRAM ? &drafter_ngram : NULL,
                                     .prefix_folder = r->prefix_folder, .prefix_bytes = r->prefix_bytes,

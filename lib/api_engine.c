@@ -53,6 +53,7 @@ static int find_device(const struct zse_engine_options *o, struct engine_options
     eo->device = (int)n;
     eo->expert_uploads = EXPERT_UPLOADS_AUTO;
     eo->max_tokens = GPU_STEP_TOKENS;
+    eo->wgmma = 1;
     return 0;
 }
 
