@@ -82,6 +82,12 @@ struct buffer_place { void *p; size_t bytes; };
 
 static size_t up256(size_t n) { return (n + 255) / 256 * 256; }
 
+/* The number of counters of blocks: one for the router, and one for each 32 outputs of down. */
+static size_t arrivals(const struct gpu_backend *b)
+{
+    return 1 + (size_t)(b->m->config.hidden_size + 31) / 32;
+}
+
 /* List the memory for experts with t tokens, except act_expert, which lies among the other rows of
  * activations, because memory_open fills those with zeros.  Returns the number of parts. */
 static int plan_experts(struct gpu_backend *b, size_t t, struct buffer_place *part)
@@ -100,6 +106,7 @@ static int plan_experts(struct gpu_backend *b, size_t t, struct buffer_place *pa
     part[n++] = (struct buffer_place){ &b->choice.order, pairs * sizeof(int32_t) };
     part[n++] = (struct buffer_place){ &b->choice.tiles, (pairs < tiles ? pairs : tiles) * sizeof *b->choice.tiles };
     part[n++] = (struct buffer_place){ &b->choice.n_tiles, sizeof(int32_t) };
+    part[n++] = (struct buffer_place){ &b->arrived, sizeof(unsigned) * arrivals(b) };
     part[n++] = (struct buffer_place){ &b->mid_expert, floats ? pairs * (size_t)m->intermediate_size * f : 0 };
     part[n++] = (struct buffer_place){ &b->out_expert, pairs * hidden * f };
     part[n++] = (struct buffer_place){ &b->tp_place, b->tp ? experts * sizeof *b->tp_place : 0 };
@@ -616,6 +623,7 @@ int memory_open(struct gpu_backend *b, struct err *e)
                                                                                : (void *)b->alibi) - (uint8_t *)b->act),
                                                                                e) < 0 ||
         gpu_fill(b->g, GPU_COMPUTE, b->x, 0, (size_t)((uint8_t *)b->y - (uint8_t *)b->x), e) < 0 ||
+        (b->arrived && gpu_fill(b->g, GPU_COMPUTE, b->arrived, 0, sizeof(unsigned) * arrivals(b), e) < 0) ||
         upload_tables(b, e) < 0 || upload_places(b, e) < 0)
         return -1;
     return has_host_experts(b) && hybrid_open(b, e) < 0 ? -1 : host_open(b, e);

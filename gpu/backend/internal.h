@@ -121,7 +121,7 @@ struct gpu_backend {
     /* mixtures of experts.  route: outputs of the router; choice: the chosen experts.  For each
      * pair (gpu_choice): the activations before down, in mid_expert where an expert is f32, else in
      * act_expert; without a gate, the outputs of up in mid_expert; and the result. */
-    float *route; struct gpu_choice choice;
+    float *route; struct gpu_choice choice; unsigned *arrived;
     int32_t *tp_place;              /* with tp: [n_experts] place of each expert, -1: on another device */
     struct input mixed;             /* of the current layer: the output of its mixer */
     struct hybrid hybrid;

@@ -202,13 +202,47 @@ static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, c
 
 /* ---- mixtures of experts ---- */
 
+/* Can gpu_choose compute the router's outputs itself? */
+static int chooses_at_once(const struct gpu_backend *b, const struct dlayer *l)
+{
+    return b->n <= GPU_MATVEC_TOKENS && l->router.w.type == QT_F32 &&
+           (!b->m->config.moe.shared_gate || l->shared_router.w.type == QT_F32);
+}
+
+/* Compute the router's outputs of r->n tokens, from token t on; at_once: let gpu_choose do it. */
+static int run_router(struct gpu_backend *b, const struct dlayer *l, const struct input *in, int t, int few,
+                      int at_once, struct gpu_route *r, struct err *e)
+{
+    struct gpu_linear o = begin(b, in, GPU_STORE, 1, 0);
+    o.x += (size_t)t * (size_t)in->ldx;
+    o.n_tokens = r->n;
+    o.n_splits = few ? r->n_parts : 0;
+    o.split_stride = r->part_stride;
+    o.w[0] = l->router.w;
+    o.to[0] = (struct gpu_output){ l->router.bias, b->route, r->ld };
+    o.w[1] = l->shared_router.w;
+    o.to[1] = (struct gpu_output){ l->shared_router.bias, b->route + r->n_experts, r->ld };
+    o.n_mats = b->m->config.moe.shared_gate ? 2 : 1;
+    if (!at_once)
+        return gpu_matmul_f32(b->g, &o, e);
+    for (int i = 0; i < o.n_mats; i++) {
+        r->w[i] = o.w[i];
+        r->bias[i] = o.to[i].bias;
+    }
+    r->n_mats = o.n_mats;
+    r->x = o.x;
+    r->ldx = o.ldx;
+    r->arrived = b->arrived;
+    return 0;
+}
+
 /* Choose the experts of all tokens, and sort the pairs into tiles of `tile` pairs.  With strict or
  * exact a token's sums in the router are the same in any batch. */
 static int run_route(struct gpu_backend *b, const struct dlayer *l, int index, const struct input *in, int tile,
                      struct gpu_route *out, struct err *e)
 {
     const struct moe *m = &b->m->config.moe;
-    const int ld = m->n_experts + 1, top_k = m->top_k,
+    const int ld = m->n_experts + 1, top_k = m->top_k, at_once = chooses_at_once(b, l),
               few = b->n <= MAX_GRAPH_TOKENS || b->o.strict || b->exact,
               most = few && b->n > MAX_GRAPH_TOKENS ? MAX_GRAPH_TOKENS : b->n;
     struct gpu_route r = { .part = b->route, .n_parts = few ? GPU_SPLITS(l->router.w.n_steps) : 1, .ld = ld,
@@ -217,26 +251,15 @@ static int run_route(struct gpu_backend *b, const struct dlayer *l, int index, c
                            .n_groups = m->n_groups, .top_groups = m->top_groups, .group_best = m->group_best,
                            .normalize = m->normalize, .norm_min = m->norm_min, .norm_add = m->norm_add,
                            .scale = m->scale, .mask = m->mask, .place = b->tp ? b->tp_place : hybrid_place(b, index),
-                           .tile = tile };
+                           .tile = tile, .sort = b->n <= GPU_MATVEC_TOKENS };
     for (int t = 0; t < b->n; t += most) {
-        struct gpu_linear outputs = begin(b, in, GPU_STORE, 1, 0);
-        outputs.x += (size_t)t * (size_t)in->ldx;
-        outputs.n_tokens = r.n = b->n - t < most ? b->n - t : most;
-        outputs.n_splits = few ? r.n_parts : 0;
-        outputs.split_stride = r.part_stride;
-        outputs.w[outputs.n_mats] = l->router.w;
-        outputs.to[outputs.n_mats++] = (struct gpu_output){ l->router.bias, b->route, ld };
-        if (m->shared_gate) {
-            outputs.w[outputs.n_mats] = l->shared_router.w;
-            outputs.to[outputs.n_mats++] = (struct gpu_output){ l->shared_router.bias, b->route + m->n_experts, ld };
-        }
+        r.n = b->n - t < most ? b->n - t : most;
         r.pos = array(b, A_POS) + t;
         r.choice = b->choice;
         r.choice.id += t * top_k;
         r.choice.weight += t * top_k;
         r.choice.shared = m->shared_gate ? b->choice.shared + t : NULL;
-        r.sort = b->n <= GPU_MATVEC_TOKENS;
-        if (gpu_matmul_f32(b->g, &outputs, e) < 0 || gpu_choose(b->g, &r, e) < 0)
+        if (run_router(b, l, in, t, few, at_once, &r, e) < 0 || gpu_choose(b->g, &r, e) < 0)
             return -1;
     }
     r.n = b->n;
@@ -245,9 +268,9 @@ static int run_route(struct gpu_backend *b, const struct dlayer *l, int index, c
     return r.sort ? 0 : gpu_sort_pairs(b->g, &r, e);
 }
 
-/* Compute the result of each pair's expert, in b->out_expert. */
+/* Compute the result of each pair's expert, in b->out_expert, and their sum unless sum is NULL. */
 static int run_experts(struct gpu_backend *b, const struct dexperts *x, int floats, const struct input *in,
-                       struct err *e)
+                       const struct gpu_expert_sum *sum, struct err *e)
 {
     const struct config *c = &b->m->config;
     const struct moe *m = &c->moe;
@@ -276,6 +299,10 @@ static int run_experts(struct gpu_backend *b, const struct dexperts *x, int floa
     o.ldx = m->intermediate_size;
     o.out = b->out_expert;
     o.ldo = c->hidden_size;
+    if (sum) {
+        o.sum = *sum;
+        o.arrived = b->arrived + 1;
+    }
     return run(b->g, &o, e);
 }
 
@@ -287,7 +314,7 @@ static int run_passing(struct gpu_backend *b, struct gpu_route *r, int index, in
     struct dexperts slots;
     for (r->stream_first = 0; (r->stream_n = slots_fill(b, index, r->stream_first, &slots, e)) != 0;
          r->stream_first += r->stream_n)
-        if (r->stream_n < 0 || gpu_sort_pairs(b->g, r, e) < 0 || run_experts(b, &slots, floats, in, e) < 0 ||
+        if (r->stream_n < 0 || gpu_sort_pairs(b->g, r, e) < 0 || run_experts(b, &slots, floats, in, NULL, e) < 0 ||
             slots_used(b, e) < 0)
             return -1;
     return 0;
@@ -298,11 +325,12 @@ static int run_passing(struct gpu_backend *b, struct gpu_route *r, int index, in
 static int run_routed(struct gpu_backend *b, const struct dlayer *l, int index, struct gpu_route *r,
                       const struct input *in, int asks, const struct gpu_expert_sum *sum, struct err *e)
 {
-    const int floats = experts_in_floats(b, b->m->layers[index].experts);
-    if (b->n_experts && run_experts(b, &l->experts, floats, in, e) < 0)
+    const int floats = experts_in_floats(b, b->m->layers[index].experts),
+              at_once = b->n_experts && !has_host_experts(b) && !floats && b->n <= GPU_MATVEC_TOKENS;
+    if (b->n_experts && run_experts(b, &l->experts, floats, in, at_once ? sum : NULL, e) < 0)
         return -1;
     if (!has_host_experts(b))
-        return gpu_expert_sum(b->g, sum, e);
+        return at_once ? 0 : gpu_expert_sum(b->g, sum, e);
     if (asks && hybrid_divide(b, index, r, e) < 0)
         return -1;
     if (asks)

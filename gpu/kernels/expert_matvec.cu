@@ -7,7 +7,9 @@
  *          the number of tokens
  * tile     a block: 32 rows (of gate and up), all k, and every gridDim.y-th tile of the list, so
  *          that the codebook, 32 KB of shared memory, is filled once for several experts; 8 warps
- *          take chunks of k in turn, and their partial sums are added in the order of the warps
+ *          take chunks of k in turn, and their partial sums are added in the order of the warps.
+ *          Of the blocks that compute the same rows of down, the last to finish also computes the
+ *          weighted sum of the results, in the order in which a token chose its experts
  * moves    the weights of each chosen expert once from HBM, whichever tokens chose it.
  *          Qwen3-30B-A3B, nl4, one token: 8 of 128 experts, 13.4 MB for gate and up, 6.7 MB for
  *          down a layer, where attention has 10 MB; activations from L2
@@ -34,7 +36,10 @@ template <int TYPE, int N> __global__ __launch_bounds__(WARPS * 32) void expert_
     SHARED(uint32_t, shared);
     /* [WARPS][N][PAIRS][PAD_ROWS] */
     float *sums = reinterpret_cast<float *>(shared + (f::table ? TABLE_BYTES / 4 : 0));
-    if (blockIdx.y >= (unsigned)n_tiles)
+    const bool adds = N == 1 && o.sum.n > 0;
+    /* the first block adds up even if nothing is chosen: there may be a shared expert */
+    const int n_blocks = max(min(n_tiles, (int)gridDim.y), adds ? 1 : 0);
+    if ((int)blockIdx.y >= n_blocks)
         return;
     const uint32_t *table = table_fill<TYPE>(shared);
     if (f::table)
@@ -71,6 +76,12 @@ template <int TYPE, int N> __global__ __launch_bounds__(WARPS * 32) void expert_
         }
         __syncthreads();                /* the sums are read */
     }
+    if (adds && last_block(o.arrived + blockIdx.x, n_blocks, shared))
+        for (int k = threadIdx.x; k < o.sum.n * 32; k += WARPS * 32) {
+            const int row = blockIdx.x * 32 + k % 32;
+            if (row < m.rows)
+                expert_sum_store(o.sum, k / 32, row);
+        }
 }
 
 template <int TYPE, int N> static int run(struct gpu *g, const gpu_experts *o, struct err *e)

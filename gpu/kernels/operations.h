@@ -88,7 +88,13 @@ enum { GPU_MAX_EXPERTS = 1024, GPU_MAX_GROUPS = 32, GPU_MAX_TOP_K = 32 };
 struct gpu_route {
     /* [n_parts][n][ld], with parts part_stride floats apart: an output is the sum over the parts.
      * The column after those of the experts is the shared router's, if choice.shared is not NULL */
-    const float *part; int n_parts; size_t part_stride; int ld;
+    float *part; int n_parts; size_t part_stride; int ld;
+    /* n_mats > 0: gpu_choose first computes these outputs, as gpu_matmul_f32 with n_parts splits
+     * would: the products of the router, and of the shared router if there are two matrices, with x
+     * [n][ldx]; both are f32, n <= GPU_MATVEC_TOKENS.  arrived: a counter, 0 before and after */
+    struct gpu_mat w[2]; const float *bias[2]; int n_mats;
+    const float *x; int ldx;
+    unsigned *arrived;
     const float *correction;            /* [n_experts] or NULL */
     const int32_t *pos;                 /* [n]; below 0: the token chooses nothing */
     int n, n_experts, top_k;
@@ -126,22 +132,6 @@ int gpu_expert_matmul(struct gpu *g, const struct gpu_experts *o, struct err *e)
 /* Like gpu_expert_matvec(), with f32 activations, for every type, with the weights as stored. */
 int gpu_expert_f32(struct gpu *g, const struct gpu_experts *o, struct err *e);
 
-/* sum = shared_scale * shared_weight * shared + the weighted results of a token's experts, added in
- * the order in which they were chosen.  Then x += scale * sum, or out = sum if x is NULL. shared
- * [n][cols]: may be NULL (no shared expert) or equal to out; shared_weight [n]: NULL means 1. */
-struct gpu_expert_sum {
-    const float *y;                     /* [pair][cols] */
-    /* [pair] the result is row row[pair] of host [rows][cols], or if that is below 0, in y; NULL:
-     * all are in y */
-    const int32_t *row; const float *host;
-    struct gpu_choice choice;
-    const float *shared, *shared_weight; float shared_scale;
-    float *x, *out; float scale;
-    int n, top_k, cols, weighed;        /* weighed: y already includes the weights */
-    /* [n_experts] NULL: all results are there; else those of experts below 0 are another device's,
-     * and are left out */
-    const int32_t *place;
-};
 int gpu_expert_sum(struct gpu *g, const struct gpu_expert_sum *o, struct err *e);
 
 /* out [n] = part[0] + part[1] + .., added in this order; out may be one of the parts. */

@@ -1,6 +1,9 @@
 /* route.cu - the choice of experts: scores from the router's outputs, the best top_k and their
  * weights, pairs of token and expert sorted into tiles of work; and the weighted sum of results.
  *
+ * Up to 16 tokens: one launch also multiplies by a router of type f32.  Its blocks each store one
+ * part of the outputs of 32 experts; the block that stores the last part chooses and sorts.
+ *
  * shapes   router outputs [n_parts][n][ld] f32 -> ids and weights [n * top_k], tiles for the
  *          kernels of experts; results [n * top_k][cols] f32 -> [n][cols]
  * tile     choose: a warp a token; lane i has experts i, i + 32 ...  sort: every block counts the
@@ -11,14 +14,15 @@
  *          the order of threads, and the pairs of an expert are sorted
  * moves    choose: n * n_experts * 4 bytes for each part; sort: n * top_k * 4 bytes a block (80 KB
  *          with 2048 tokens and 10 experts, from L2); sum: n * top_k * cols * 4 bytes
- * limit    the launch, and shared memory: about 2 us for choose with 128 experts of which 8 are
- *          chosen (calculated, not run on a GPU); sum: HBM with many tokens
+ * limit    the launch, and latencies: for one token and 128 experts of which 8 are chosen about
+ *          2900 cycles after the launch, half of them the choice (calculated, not run on a GPU);
+ *          sum: HBM with many tokens
  * checked  tests/unit/t-gpu-experts.c */
 #include "gpu/kernels/operations.h"
-#include "gpu/prim/prim.cuh"
+#include "gpu/prim/experts.cuh"
 #include "gpu/rt/launch.cuh"
 
-enum { WARPS = 8, BLOCK = WARPS * 32 };
+enum { WARPS = 8, BLOCK = WARPS * 32, PAD = 33 };
 
 /* ---- the choice of a warp ---- */
 
@@ -44,13 +48,8 @@ DEVICE best_key best_of_lane(const uint32_t *key, int n, int lane)
 }
 DEVICE best_key best_of_warp(best_key b)
 {
-    for (int i = 16; i; i /= 2) {
-        const uint32_t key = __shfl_xor_sync(FULL_WARP, b.key, i);
-        const int at = __shfl_xor_sync(FULL_WARP, b.at, i);
-        if (key > b.key || (key == b.key && at < b.at))
-            b = { key, at };
-    }
-    return b;
+    const uint32_t key = __reduce_max_sync(FULL_WARP, b.key);
+    return { key, (int)__reduce_min_sync(FULL_WARP, b.key == key ? (uint32_t)b.at : FULL_WARP) };
 }
 
 DEVICE float sigmoid(float x) { return 1 / (1 + expf(-x)); }
@@ -146,16 +145,34 @@ DEVICE float weight_of(const gpu_route &r, float score, int lane)
     return (r.normalize || top ? score / sum : score) * r.scale;
 }
 
-/* Choose the experts of one token, by one warp.  room: [n_experts] scores and [n_experts] keys. */
-DEVICE void choose_token(const gpu_route &r, int token, float *room, int lane)
+/* Output `at` of the router, which is the sum of its parts.  The loads of eight parts are in flight
+ * together. */
+DEVICE float output_of(const gpu_route &r, size_t at)
+{
+    enum { TOGETHER = 8 };
+    float sum = 0;
+    for (int first = 0; first < r.n_parts; first += TOGETHER) {
+        float part[TOGETHER];
+#pragma unroll
+        for (int p = 0; p < TOGETHER; p++)
+            part[p] = first + p < r.n_parts ? load_shared_by_blocks(r.part + (first + p) * r.part_stride + at) : -0.0f;
+#pragma unroll
+        for (int p = 0; p < TOGETHER; p++)
+            sum += part[p];
+    }
+    return sum;
+}
+
+/* Choose the experts of one token, by one warp.  room: [n_experts] scores and [n_experts] keys.
+ * Lane k returns the k-th expert; -1: none. */
+DEVICE int choose_token(const gpu_route &r, int token, float *room, int lane)
 {
     float *score = room;
     uint32_t *key = reinterpret_cast<uint32_t *>(room + r.n_experts);
     const size_t row = (size_t)token * r.ld;
+#pragma unroll 4
     for (int i = lane; i < r.n_experts; i += 32) {
-        float x = 0;
-        for (int p = 0; p < r.n_parts; p++)
-            x += r.part[p * r.part_stride + row + i];
+        const float x = output_of(r, row + i);
         score[i] = x;
         key[i] = key_of(x);
     }
@@ -185,16 +202,14 @@ DEVICE void choose_token(const gpu_route &r, int token, float *room, int lane)
     }
     if (r.router != GPU_ROUTER_SPARSEMIXER)
         weight = weight_of(r, weight, lane);
+    id = lane >= r.top_k || r.pos[token] < 0 ? -1 : id;
     if (lane < r.top_k) {
-        r.choice.id[token * r.top_k + lane] = r.pos[token] < 0 ? -1 : id;
+        r.choice.id[token * r.top_k + lane] = id;
         r.choice.weight[token * r.top_k + lane] = weight;
     }
-    if (lane == 0 && r.choice.shared) {
-        float x = 0;
-        for (int p = 0; p < r.n_parts; p++)
-            x += r.part[p * r.part_stride + row + r.n_experts];
-        r.choice.shared[token] = sigmoid(x);
-    }
+    if (lane == 0 && r.choice.shared)
+        r.choice.shared[token] = sigmoid(output_of(r, row + r.n_experts));
+    return id;
 }
 
 /* ---- sorting ---- */
@@ -220,7 +235,8 @@ DEVICE int sum_to_lane(int x, int lane)
 
 /* Compute the index of the first pair and of the first tile of every expert from count, the numbers
  * of their pairs. */
-DEVICE void place_experts(const gpu_route &r, const unsigned *count, int *pair, int *tile, int *total)
+DEVICE void place_experts(const gpu_route &r, const unsigned *count, int *pair, int *tile, int *total,
+                          int block)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, each = (r.n_experts + BLOCK - 1) / BLOCK,
               first = threadIdx.x * each, end = min(first + each, r.n_experts);
@@ -247,14 +263,14 @@ DEVICE void place_experts(const gpu_route &r, const unsigned *count, int *pair, 
         pairs_to += (int)count[i];
         tiles_to += ((int)count[i] + r.tile - 1) / r.tile;
     }
-    if (threadIdx.x == BLOCK - 1 && blockIdx.x == 0)
+    if (threadIdx.x == BLOCK - 1 && block == 0)
         *r.choice.n_tiles = tiles_to;
     __syncthreads();
 }
 
-/* Sort pairs by expert, with all threads of this block as part blockIdx.x of gridDim.x.  room: 3 *
+/* Sort pairs by expert, with all threads of this block as part `block` of n_blocks.  room: 3 *
  * n_experts + 2 * WARPS words. */
-DEVICE void sort_pairs(const gpu_route &r, unsigned *room)
+DEVICE void sort_pairs(const gpu_route &r, unsigned *room, int block, int n_blocks)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_pairs = r.n * r.top_k;
     unsigned *count = room;
@@ -266,11 +282,11 @@ DEVICE void sort_pairs(const gpu_route &r, unsigned *room)
         if (r.choice.id[p] >= 0 && slot_of(r, r.choice.id[p]) >= 0)
             atomicAdd(&count[r.choice.id[p]], 1u);
     __syncthreads();
-    place_experts(r, count, pair, tile, total);
-    for (int i = threadIdx.x; i < r.n_experts && blockIdx.x == 0; i += BLOCK)
+    place_experts(r, count, pair, tile, total, block);
+    for (int i = threadIdx.x; i < r.n_experts && block == 0; i += BLOCK)
         for (int at = 0, k = tile[i]; at < (int)count[i]; at += r.tile, k++)
             r.choice.tiles[k] = { slot_of(r, i), pair[i] + at, min(r.tile, (int)count[i] - at) };
-    for (int i = blockIdx.x * WARPS + warp; i < r.n_experts; i += gridDim.x * WARPS) {
+    for (int i = block * WARPS + warp; i < r.n_experts; i += n_blocks * WARPS) {
         int at = pair[i];
         for (int p0 = 0; p0 < n_pairs && count[i]; p0 += 32) {
             const int p = p0 + lane, mine = p < n_pairs && r.choice.id[p] == i;
@@ -282,30 +298,110 @@ DEVICE void sort_pairs(const gpu_route &r, unsigned *room)
     }
 }
 
-__global__ __launch_bounds__(BLOCK) void choose_kernel(gpu_route r)
+/* Sort the pairs of the only token, by the warp that chose them: lane k has the k-th expert. */
+DEVICE void sort_one(const gpu_route &r, int id, int lane)
 {
-    SHARED(float, room);                /* [WARPS][2 * n_experts] */
-    for (int token = blockIdx.x * WARPS + threadIdx.x / 32; token < r.n; token += gridDim.x * WARPS)
-        choose_token(r, token, room + (size_t)(threadIdx.x / 32) * 2 * r.n_experts, threadIdx.x % 32);
-    if (!r.sort)
+    const int slot = id < 0 ? -1 : slot_of(r, id);
+    const uint32_t all = __ballot_sync(FULL_WARP, slot >= 0);
+    int at = 0;
+    for (int k = 0; k < r.top_k; k++) {
+        const int other = __shfl_sync(FULL_WARP, id, k);
+        at += (all >> k & 1) && other < id;
+    }
+    if (slot >= 0) {
+        r.choice.tiles[at] = { slot, at, 1 };
+        r.choice.order[at] = lane;
+    }
+    if (lane == 0)
+        *r.choice.n_tiles = bits_set(all);
+}
+
+/* ---- kernels ---- */
+
+/* Choose the experts of this block's tokens, and sort the pairs.  room: [WARPS][2 * n_experts]. */
+DEVICE void choose_tokens(const gpu_route &r, float *room, int block, int n_blocks)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    for (int token = block * WARPS + warp; token < r.n; token += n_blocks * WARPS) {
+        const int id = choose_token(r, token, room + (size_t)warp * 2 * r.n_experts, lane);
+        if (r.n == 1 && r.sort)
+            sort_one(r, id, lane);
+    }
+    if (!r.sort || r.n == 1)
         return;
     __syncthreads();                    /* the choices are stored, and the room can be reused */
-    sort_pairs(r, reinterpret_cast<unsigned *>(room));
+    sort_pairs(r, reinterpret_cast<unsigned *>(room), block, n_blocks);
+}
+
+__global__ __launch_bounds__(BLOCK) void choose_kernel(gpu_route r)
+{
+    SHARED(float, room);
+    choose_tokens(r, room, blockIdx.x, gridDim.x);
+}
+
+/* Compute one part of the outputs of 32 rows for all tokens: a warp multiplies 32 columns, with all
+ * its loads in flight together.  room: [WARPS][n][32] inputs, [WARPS][n][PAD] sums. */
+DEVICE void add_part(const gpu_route &r, float *room)
+{
+    static_assert((int)GPU_SPLIT_STEPS == (int)WARPS, "a warp has one step of a split");
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, step = blockIdx.y * WARPS + warp,
+              which = (int)blockIdx.x >= r.w[0].n_tiles, tile = blockIdx.x - (which ? r.w[0].n_tiles : 0);
+    const gpu_mat &m = r.w[which];
+    float *x = room + (size_t)warp * r.n * 32, *sums = room + (size_t)WARPS * r.n * 32, w[32];
+    const float *data = reinterpret_cast<const float *>(m.data + (size_t)tile * m.tile_bytes) + step * 1024 + lane;
+#pragma unroll
+    for (int i = 0; i < 32; i++)
+        w[i] = step < m.n_steps ? data[32 * i] : 0;
+    for (int t = 0; t < r.n; t++)
+        x[32 * t + lane] = step * 32 + lane < m.cols ? r.x[(size_t)t * r.ldx + step * 32 + lane] : 0;
+    __syncwarp();
+#pragma unroll 2
+    for (int t = 0; t < r.n; t++) {
+        float sum = 0;
+#pragma unroll
+        for (int i = 0; i < 32; i++)
+            sum = fmaf(w[i], x[32 * t + i], sum);
+        sums[(warp * r.n + t) * PAD + lane] = sum;
+    }
+    __syncthreads();
+    for (int o = threadIdx.x; o < r.n * 32; o += BLOCK) {
+        const int t = o / 32, row = tile * 32 + o % 32;
+        float y = 0;
+        for (int k = 0; k < WARPS; k++)
+            y += sums[(k * r.n + t) * PAD + o % 32];
+        if (row < m.rows)
+            r.part[blockIdx.y * r.part_stride + (size_t)t * r.ld + (which ? r.n_experts : 0) + row] =
+                r.bias[which] && blockIdx.y == 0 ? y + r.bias[which][row] : y;
+    }
+}
+
+/* The block that stores the last part chooses. */
+__global__ __launch_bounds__(BLOCK) void route_kernel(gpu_route r)
+{
+    SHARED(float, room);
+    add_part(r, room);
+    if (last_block(r.arrived, gridDim.x * gridDim.y, reinterpret_cast<unsigned *>(room)))
+        choose_tokens(r, room + 4, 0, 1);
 }
 
 __global__ __launch_bounds__(BLOCK) void sort_kernel(gpu_route r)
 {
     SHARED(unsigned, room);
-    sort_pairs(r, room);
+    sort_pairs(r, room, blockIdx.x, gridDim.x);
 }
 
 static size_t sort_room(const struct gpu_route *r) { return sizeof(int) * (3 * (size_t)r->n_experts + 2 * WARPS); }
 
 extern "C" int gpu_choose(struct gpu *g, const struct gpu_route *r, struct err *e)
 {
-    const size_t choose = sizeof(float) * WARPS * 2 * (size_t)r->n_experts, sort = r->sort ? sort_room(r) : 0;
+    const size_t keys = sizeof(float) * WARPS * 2 * (size_t)r->n_experts, sort = r->sort ? sort_room(r) : 0,
+                 choose = keys > sort ? keys : sort, multiply = sizeof(float) * WARPS * (32 + PAD) * (size_t)r->n;
+    if (r->n_mats > 0)
+        return launch(g, "route", route_kernel, dim3((unsigned)(r->w[0].n_tiles + (r->n_mats > 1 ? r->w[1].n_tiles : 0)),
+                                                     (unsigned)r->n_parts), BLOCK,
+                      multiply > choose + 16 ? multiply : choose + 16, e, *r);
     return launch(g, "choose", choose_kernel, dim3((unsigned)(r->sort ? 1 : (r->n + WARPS - 1) / WARPS)), BLOCK,
-                  choose > sort ? choose : sort, e, *r);
+                  choose, e, *r);
 }
 
 extern "C" int gpu_sort_pairs(struct gpu *g, const struct gpu_route *r, struct err *e)
@@ -317,23 +413,9 @@ extern "C" int gpu_sort_pairs(struct gpu *g, const struct gpu_route *r, struct e
 
 __global__ __launch_bounds__(BLOCK) void expert_sum_kernel(struct gpu_expert_sum o)
 {
-    const int token = blockIdx.y, k = blockIdx.x * BLOCK + threadIdx.x;
-    const size_t at = (size_t)token * o.cols + k;
-    if (k >= o.cols)
-        return;
-    float sum = 0;
-    if (o.shared)
-        sum = o.shared_scale * (o.shared_weight ? o.shared_weight[token] : 1) * o.shared[at];
-    for (int i = token * o.top_k; i < (token + 1) * o.top_k; i++)
-        if (o.choice.id[i] >= 0 && (!o.place || o.place[o.choice.id[i]] >= 0)) {
-            const int row = o.row ? o.row[i] : -1;
-            const float *y = row < 0 ? o.y + (size_t)i * o.cols : o.host + (size_t)row * o.cols;
-            sum = fmaf(o.weighed ? 1 : o.choice.weight[i], y[k], sum);
-        }
-    if (o.x)
-        o.x[at] = fmaf(o.scale, sum, o.x[at]);
-    else
-        o.out[at] = sum;
+    const int k = blockIdx.x * BLOCK + threadIdx.x;
+    if (k < o.cols)
+        expert_sum_store(o, blockIdx.y, k);
 }
 
 extern "C" int gpu_expert_sum(struct gpu *g, const struct gpu_expert_sum *o, struct err *e)

@@ -32,4 +32,39 @@ DEVICE float expert_activation(const gpu_experts &o, int pair, float gate, float
     return activation(gate, o.function) * up;
 }
 
+/* Store element k of a token's sum.  The results of eight experts are loaded together. */
+DEVICE void expert_sum_store(const struct gpu_expert_sum &o, int token, int k)
+{
+    enum { TOGETHER = 8 };
+    const size_t at = (size_t)token * o.cols + k;
+    const float before = o.x ? o.x[at] : 0;
+    float sum = 0;
+    if (o.shared)
+        sum = o.shared_scale * (o.shared_weight ? o.shared_weight[token] : 1) * o.shared[at];
+    for (int first = 0; first < o.top_k; first += TOGETHER) {
+        float y[TOGETHER], weight[TOGETHER];
+        bool here[TOGETHER];
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            const int i = token * o.top_k + first + j, id = first + j < o.top_k ? o.choice.id[i] : -1;
+            here[j] = id >= 0 && (!o.place || o.place[id] >= 0);
+            const int row = here[j] && o.row ? o.row[i] : -1;
+            const float *from = row < 0 ? o.y + (size_t)i * o.cols : o.host + (size_t)row * o.cols;
+            y[j] = 0;
+            weight[j] = 1;
+            if (here[j])
+                y[j] = load_shared_by_blocks(from + k);
+            if (here[j] && !o.weighed)
+                weight[j] = o.choice.weight[i];
+        }
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++)
+            sum = here[j] ? fmaf(weight[j], y[j], sum) : sum;
+    }
+    if (o.x)
+        o.x[at] = fmaf(o.scale, sum, before);
+    else
+        o.out[at] = sum;
+}
+
 #endif

@@ -89,6 +89,23 @@ struct gpu_choice {
     struct gpu_expert_tile *tiles; int32_t *n_tiles;
 };
 
+/* sum = shared_scale * shared_weight * shared + the weighted results of a token's experts, added in
+ * the order in which they were chosen.  Then x += scale * sum, or out = sum if x is NULL. shared
+ * [n][cols]: may be NULL (no shared expert) or equal to out; shared_weight [n]: NULL means 1. */
+struct gpu_expert_sum {
+    const float *y;                     /* [pair][cols] */
+    /* [pair] the result is row row[pair] of host [rows][cols], or if that is below 0, in y; NULL:
+     * all are in y */
+    const int32_t *row; const float *host;
+    struct gpu_choice choice;
+    const float *shared, *shared_weight; float shared_scale;
+    float *x, *out; float scale;
+    int n, top_k, cols, weighed;        /* weighed: y already includes the weights */
+    /* [n_experts] NULL: all results are there; else those of experts below 0 are another device's,
+     * and are left out */
+    const int32_t *place;
+};
+
 /* Products of the chosen experts with the rows of their pairs: silu(gate x) * up x, or down x. */
 struct gpu_experts {
     struct gpu_expert_mat w[2];         /* gate and up; down */
@@ -104,6 +121,9 @@ struct gpu_experts {
     int function;                       /* config.act */
     float alpha, limit;                 /* as in struct moe; both are 0, or both above 0 */
     int weigh_input;                    /* gate and up are multiplied by the pair's weight */
+    /* gpu_expert_matvec of down, sum.n > 0: also compute this sum of the results.  arrived: a
+     * counter for each tile of 32 rows, 0 before and after the launch */
+    struct gpu_expert_sum sum; unsigned *arrived;
 };
 
 /* Blocks of KV_BLOCK tokens with the keys and values of one layer. */

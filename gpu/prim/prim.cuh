@@ -105,6 +105,9 @@ DEVICE uint2 load8(const void *p) { return *static_cast<const uint2 *>(p); }
 DEVICE uint32_t load4(const void *p) { return *static_cast<const uint32_t *>(p); }
 DEVICE uint32_t word_of(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
+/* A float that another block of this launch may have written: past L1. */
+DEVICE float load_shared_by_blocks(const float *p) { return EITHER(__ldcg(p), *p); }
+
 /* Start to copy 16 bytes from global to shared memory, without waiting. */
 DEVICE void copy_async(void *to, const void *from)
 {
@@ -302,6 +305,24 @@ DEVICE float block_sum(float x, float *room)
     for (int i = 0; i < n_warps; i++)
         sum += room[i];
     return sum;
+}
+
+/* Count the arrival of this block at *arrived, which is 0 before the first one.  Returns true in
+ * all threads of the last of n blocks, which may then read what all of them have written to global
+ * memory (load_shared_by_blocks), and sets *arrived to 0 for the next launch.  All threads must
+ * call it.  room: a word of shared memory that nothing else uses. */
+DEVICE bool last_block(unsigned *arrived, unsigned n, unsigned *room)
+{
+    __threadfence();
+    __syncthreads();                    /* all threads have written */
+    if (threadIdx.x == 0) {
+        *room = atomicAdd(arrived, 1u) + 1 == n;
+        if (*room)
+            *arrived = 0;
+        __threadfence();
+    }
+    __syncthreads();                    /* the answer is there */
+    return *room;
 }
 
 /* ---- activations as linear layers read them ----

@@ -112,8 +112,25 @@ static inline uint32_t __ballot_sync(uint32_t, int p)
     return out;
 }
 
-/* blocks run one after the other */
+template <bool MOST> static inline uint32_t emulated_extreme(uint32_t v)
+{
+    uint32_t out = 0;
+    emulated_collective(&v, 4, &out, 4, [](const emulated_slots *a, emulated_slots *b, uint32_t) {
+        uint32_t all = *(const uint32_t *)a->lane[0];
+        for (int i = 1; i < 32; i++) {
+            const uint32_t x = *(const uint32_t *)a->lane[i];
+            all = (MOST ? x > all : x < all) ? x : all;
+        }
+        for (int i = 0; i < 32; i++)
+            memcpy(b->lane[i], &all, 4);
+    }, "__reduce_sync");
+    return out;
+}
+static inline uint32_t __reduce_max_sync(uint32_t, uint32_t v) { return emulated_extreme<true>(v); }
+static inline uint32_t __reduce_min_sync(uint32_t, uint32_t v) { return emulated_extreme<false>(v); }
+/* Blocks run one after the other. */
 static inline void __threadfence() {}
+
 static inline float rsqrtf(float x) { return 1 / sqrtf(x); }
 static inline int min(int a, int b) { return a < b ? a : b; }
 static inline int max(int a, int b) { return a > b ? a : b; }

@@ -311,6 +311,41 @@ static double chosen(const struct moe *m, int n)
     return m->n_experts * (1 - pow(1 - (double)m->top_k / m->n_experts, n));
 }
 
+/* Cycles of a warp that chooses the experts of a token, one after the other: two reductions, and
+ * the winner's next best key from shared memory (calculated); before that scores and their sum.
+ * Sorting the pairs of one token takes a shuffle for each, otherwise the block counts them. */
+static double choose_cycles(const struct walk *w, int sort)
+{
+    const int n = w->m->config.moe.top_k;
+    return 400 + 130.0 * n + (!sort ? 0 : w->n == 1 ? 100 + 10.0 * n : 1000);
+}
+
+/* Router, choice and sort in one launch (route.cu). */
+static void add_route(struct walk *w, const struct layer *l)
+{
+    enum { WARPS = 8 };
+    const struct moe *m = &w->m->config.moe;
+    const struct mat *const mats[2] = { &l->router.w, &l->shared_router.w };
+    const int n_mats = m->shared_gate ? 2 : 1;
+    const size_t keys = sizeof(float) * WARPS * 2 * (size_t)m->n_experts,
+                 sort = sizeof(int) * (3 * (size_t)m->n_experts + 2 * WARPS),
+                 choose = (keys > sort ? keys : sort) + 16, multiply = sizeof(float) * WARPS * (32 + 33) * (size_t)w->n;
+    struct timed_launch t = { .kernel = "route", .what = "router", .threads = WARPS * 32,
+                              .shared = multiply > choose ? multiply : choose };
+    for (int i = 0; i < n_mats; i++) {
+        t.blocks += (unsigned)mats[i]->n_tiles * (unsigned)GPU_SPLITS(n_steps(mats[i]));
+        t.bytes += (double)mats[i]->size;
+        t.issue += (double)mats[i]->n_tiles * n_steps(mats[i]) * (64 + 50.0 * w->n);
+    }
+    const double parts = 4.0 * w->n * (m->n_experts + 1) * GPU_SPLITS(n_steps(mats[0]));
+    t.l2_bytes = t.bytes + 4.0 * w->n * mats[0]->cols * mats[0]->n_tiles + 2 * parts;
+    /* weights and inputs; the fence after the parts; the count of blocks; the parts */
+    t.setup_memory = 1;
+    t.setup_l2 = 3;
+    t.setup_cycles = 64 + 150.0 * w->n + choose_cycles(w, 1) * ceil(w->n / 8.0);
+    add(w, t);
+}
+
 static void route(struct walk *w, const struct layer *l)
 {
     const struct moe *m = &w->m->config.moe;
@@ -319,12 +354,16 @@ static void route(struct walk *w, const struct layer *l)
     const struct mat *mats[2] = { &l->router.w, &l->shared_router.w };
     const size_t room = sizeof(int) * (3 * (size_t)m->n_experts + 2 * WARPS),
                  choices = sizeof(float) * WARPS * 2 * (size_t)m->n_experts;
+    if (sort && mats[0]->type == QT_F32 && (!m->shared_gate || mats[1]->type == QT_F32)) {
+        add_route(w, l);
+        return;
+    }
     add_f32(w, "router", mats, m->shared_gate ? 2 : 1, w->n, few ? (int)GPU_SPLITS(n_steps(&l->router.w)) : 0);
     /* a warp finds one expert after the other; the sort counts all pairs */
     add(w, (struct timed_launch){ .kernel = "choose", .what = "router", .blocks = sort ? 1 : ceil_of(w->n, WARPS),
                                   .threads = WARPS * 32, .shared = sort && room > choices ? room : choices,
                                   .l2_bytes = 4.0 * w->n * m->n_experts, .setup_l2 = 3,
-                                  .setup_cycles = 200.0 * m->top_k + (sort ? 1000 : 0) });
+                                  .setup_cycles = choose_cycles(w, sort) });
     if (!sort)
         add(w, (struct timed_launch){ .kernel = "sort", .what = "router", .blocks = ceil_of(m->n_experts, WARPS),
                                       .threads = WARPS * 32, .shared = room,
@@ -339,7 +378,7 @@ static void expert_matvec(struct walk *w, const char *what, const struct mat *co
     const struct moe *moe = &w->m->config.moe;
     const int most = gpu_most_tiles(w->n * moe->top_k, moe->n_experts, GPU_EXPERT_FEW),
               wanted = (int)ceil_of(PER_SM * w->g->n_sms, m[0]->n_tiles), rows = wanted < most ? wanted : most,
-              loads = loads_of(m[0]) * n, steps = steps_at_once(loads);
+              loads = loads_of(m[0]) * n, steps = steps_at_once(loads), adds = w->n <= GPU_MATVEC_TOKENS;
     const double tiles = chosen(moe, w->n), passes = ceil(tiles / rows);
     struct timed_launch l = { .kernel = "expert_matvec", .what = what, .part = TIMED_LINEAR,
                               .blocks = (unsigned)(m[0]->n_tiles * rows), .threads = WARPS * 32,
@@ -347,14 +386,17 @@ static void expert_matvec(struct walk *w, const char *what, const struct mat *co
                               .shared = (size_t)((has_table(m[0]) ? TABLE_SIZE : 0) +
                                                  4 * WARPS * n * GPU_EXPERT_FEW * PAD) };
     const double each = instructions(w, "expert-matvec", m[0]->type, n == 2 ? "-gate-up" : "", w->g->sm, &l.registers);
+    const double results = n == 1 && adds ? 4.0 * w->n * moe->top_k * m[0]->rows : 0;
     for (int i = 0; i < n; i++) {
         l.bytes += tiles * (double)m[i]->size;
         l.flop += product(m[i], w->n * moe->top_k);
         l.done += tiles * 2.0 * m[i]->n_tiles * TILE_ROWS * m[i]->cols_padded * GPU_EXPERT_FEW;
         l.issue += each * tiles * m[i]->n_tiles * n_steps(m[i]) * loads_of(m[i]);
     }
-    l.l2_bytes = l.bytes + tiles * m[0]->n_tiles * 2.0 * m[0]->cols_padded;
+    l.l2_bytes = l.bytes + tiles * m[0]->n_tiles * 2.0 * m[0]->cols_padded + 2 * results;
     l.setup_l2 = 3 * passes;            /* the tile, its pairs, the first activations */
+    if (results > 0)    /* the fence after the results; the count of blocks; choices and then results */
+        l.setup_l2 += 2 + 2 * ceil((double)w->n / WARPS) * ceil(moe->top_k / 8.0);
     l.setup_cycles = has_table(m[0]) ? TABLE_TURN * TABLE_SIZE / 4 / l.threads : 0;
     l.turns = passes * ceil((double)n_steps(m[0]) / (WARPS * steps));
     l.turn_memory = l.turn_l2 = 1;
@@ -433,7 +475,9 @@ static void mixture(struct walk *w, const struct layer *l)
     }
     run(w, "experts up", up, 2);
     run(w, "experts down", &down, 1);
-    add_rows(w, "expert_sum", "experts", w->n, c->hidden_size, 0, 4.0 * w->n * c->hidden_size * (c->moe.top_k + 2));
+    if (floats || w->n > GPU_MATVEC_TOKENS)
+        add_rows(w, "expert_sum", "experts", w->n, c->hidden_size, 0,
+                 4.0 * w->n * c->hidden_size * (c->moe.top_k + 2));
     if (l->mlp_post_norm.present)
         norm(w, "post norm", w->n, c->hidden_size, 0);
 }

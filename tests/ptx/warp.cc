@@ -67,6 +67,21 @@ static void run_vote(warp &w, const op &o, uint32_t on)
     w.n_collectives++;
 }
 
+/* redux.sync of u32; imm: 1 the largest, 0 the smallest. */
+static void run_reduce(warp &w, const op &o, uint32_t on)
+{
+    if (!gather(w, mask_of(w, o, o.a[2], on), on))
+        return;
+    uint32_t all = o.imm ? 0 : ~0u;
+    EACH_LANE(i, on) {
+        const uint32_t x = lane_of<uint32_t>(w.file, o.a[1], (int)i);
+        all = (o.imm ? x > all : x < all) ? x : all;
+    }
+    EACH_LANE(i, on)
+        lane_of<uint32_t>(w.file, o.a[0], (int)i) = all;
+    w.n_collectives++;
+}
+
 /* more: d[4], a[4], b[2], c[4] */
 static void run_mma_f16(warp &w, const op &o, uint32_t on)
 {
@@ -155,6 +170,14 @@ bool decode_warp(assembler &as, const statement &s, op &o)
             o.a[i] = source(as, s.o[(size_t)i], false);
         o.imm = s.word[2][0];           /* up, down, bfly, idx */
         o.run = run_shuffle;
+        return true;
+    }
+    if (s.full == "redux.sync.max.u32" || s.full == "redux.sync.min.u32") {
+        o.imm = s.word[2] == "max";
+        o.a[0] = target(s.o[0], false);
+        o.a[1] = source(as, s.o[1], false);
+        o.a[2] = source(as, s.o[2], false);
+        o.run = run_reduce;
         return true;
     }
     if (b == "vote" && s.word[1] == "sync") {

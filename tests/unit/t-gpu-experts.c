@@ -307,6 +307,74 @@ static void splits(void **state)
     free(got), free(data);
 }
 
+/* gpu_choose gives the same bits if it computes the outputs itself, and leaves its counter at 0. */
+static void check_at_once(int n, int n_experts, int inputs, int shared)
+{
+    enum { CHOICES = 6, MOST_EXPERTS = 70 };
+    struct rng g = { (uint64_t)(n + inputs) };
+    const int parts = GPU_SPLITS((inputs + 31) / 32), ld = n_experts + 1, n_pairs = n * CHOICES;
+    const size_t stride = (size_t)(n * ld);
+    struct mat m[2];
+    uint8_t *data[2] = { random_mat(&m[0], QT_F32, 32, n_experts, inputs, &g),
+                         random_mat(&m[1], QT_F32, 32, 1, inputs, &g) };
+    float *x = malloc((size_t)(n * inputs) * sizeof *x), bias[MOST_EXPERTS];
+    int32_t pos[GPU_MATVEC_TOKENS];
+    for (int i = 0; i < n * inputs; i++)
+        x[i] = uniform(&g, -0.1f, 0.1f);
+    for (int i = 0; i < n_experts; i++)
+        bias[i] = uniform(&g, -1, 1);
+    for (int t = 0; t < n; t++)
+        pos[t] = t % 4 == 3 ? -1 : t;
+    const unsigned none = 0;
+    struct gpu_route r = { .part = on_device(stride * (size_t)parts * 4), .n_parts = parts, .part_stride = stride,
+                           .ld = ld, .pos = to_device(pos, sizeof pos), .n = n, .n_experts = n_experts,
+                           .top_k = CHOICES, .normalize = 1, .scale = 1, .tile = 8, .sort = 1,
+                           .choice = choice_of(n, n_pairs), .w = { gpu_mat_of(&m[0], to_device(data[0], m[0].size)),
+                                                                   gpu_mat_of(&m[1], to_device(data[1], m[1].size)) },
+                           .bias = { to_device(bias, (size_t)n_experts * 4) }, .n_mats = 1 + shared,
+                           .x = to_device(x, (size_t)(n * inputs) * 4), .ldx = inputs,
+                           .arrived = to_device(&none, sizeof none) };
+    struct gpu_linear l = { .w = { r.w[0], r.w[1] }, .n_mats = r.n_mats, .x = r.x, .ldx = inputs, .n_tokens = n,
+                            .n_splits = parts, .split_stride = stride, .to = { { r.bias[0], r.part, ld },
+                                                                               { NULL, r.part + n_experts, ld } } };
+    r.choice.shared = shared ? r.choice.shared : NULL;
+    int32_t id[2][GPU_MATVEC_TOKENS * CHOICES];
+    float weight[2][GPU_MATVEC_TOKENS * CHOICES], of_shared[2][GPU_MATVEC_TOKENS] = { 0 };
+    OK(gpu_matmul_f32(device, &l, &why));
+    for (int way = 0; way < 3; way++) {
+        struct gpu_route one = r;
+        one.n_mats = way ? r.n_mats : 0;
+        OK(gpu_choose(device, &one, &why));
+        from_device(id[way > 0], r.choice.id, (size_t)n_pairs * 4);
+        from_device(weight[way > 0], r.choice.weight, (size_t)n_pairs * 4);
+        if (shared)
+            from_device(of_shared[way > 0], r.choice.shared, (size_t)n * 4);
+        check_sorted(&r, id[way > 0]);
+        /* all is computed anew */
+        OK(gpu_fill(device, GPU_COMPUTE, way ? r.choice.weight : r.part, 0xff,
+                    way ? (size_t)n_pairs * 4 : stride * (size_t)parts * 4, &why));
+        OK(gpu_fill(device, GPU_COMPUTE, r.choice.id, 0xff, (size_t)n_pairs * 4, &why));
+        OK(gpu_fill(device, GPU_COMPUTE, r.choice.order, 0xff, (size_t)n_pairs * 4, &why));
+        OK(gpu_fill(device, GPU_COMPUTE, r.choice.tiles, 0xff, (size_t)n_pairs * sizeof *r.choice.tiles, &why));
+        OK(gpu_fill(device, GPU_COMPUTE, r.choice.n_tiles, 0xff, 4, &why));
+    }
+    assert_memory_equal(id[1], id[0], (size_t)n_pairs * 4);
+    assert_memory_equal(weight[1], weight[0], (size_t)n_pairs * 4);
+    assert_memory_equal(of_shared[1], of_shared[0], (size_t)n * 4);
+    unsigned left;
+    from_device(&left, r.arrived, sizeof left);
+    assert_int_equal(left, 0);
+    choice_free(&r.choice);
+    free(x), free(data[0]), free(data[1]);
+}
+static void at_once(void **state)
+{
+    (void)state;
+    check_at_once(1, 70, 600, 1);
+    check_at_once(5, 9, 40, 0);
+    check_at_once(16, 33, 256, 1);
+}
+
 /* ---- products ---- */
 
 enum path { MATVEC, MATMUL, EXACT };
@@ -516,6 +584,59 @@ static void neighbours(void **state)
     matrices_free(&down);
 }
 
+/* Down with the sum has the bits of both after each other, also if no token chooses an expert. */
+static void down_and_sum(void **state)
+{
+    (void)state;
+    enum { N = 9 };
+    struct rng g = { 77 };
+    struct matrices down = matrices_of(QT_NL4, 32, COLS, ROWS, 1, &g);
+    float x[N * CHOSEN * ROWS], shared[N * COLS], weight[N * CHOSEN], sum[2][N * COLS];
+    unsigned arrived[(COLS + 31) / 32] = { 0 };
+    for (int i = 0; i < N * CHOSEN * ROWS; i++)
+        x[i] = uniform(&g, -1, 1);
+    for (int i = 0; i < N * COLS; i++)
+        shared[i] = uniform(&g, -1, 1);
+    for (int i = 0; i < N * CHOSEN; i++)
+        weight[i] = uniform(&g, 0, 1);
+    for (int some = 0; some < 2; some++)
+        for (int n = 1; n <= N; n += N - 1) {
+            const int n_pairs = n * CHOSEN;
+            int32_t id[N * CHOSEN];
+            for (int i = 0; i < n_pairs; i++)
+                id[i] = !some || i / CHOSEN == 4 ? -1 : (i / CHOSEN + i % CHOSEN) % EXPERTS;
+            struct gpu_route r = { .n = n, .n_experts = EXPERTS, .top_k = CHOSEN, .choice = choice_of(n, n_pairs),
+                                   .tile = GPU_EXPERT_FEW };
+            r.choice.id = to_device(id, (size_t)n_pairs * 4);
+            r.choice.weight = to_device(weight, (size_t)n_pairs * 4);
+            OK(gpu_sort_pairs(device, &r, &why));
+            uint16_t *act = pack_act(x, n_pairs, ROWS, WIDE, GPU_ACT_LANES);
+            struct gpu_experts o = { .w = { down.d }, .n_mats = 1, .n_experts = EXPERTS, .n_pairs = n_pairs,
+                                     .choice = r.choice, .share = 1, .act = to_device(act, (size_t)n_pairs * WIDE * 2),
+                                     .act_stride = WIDE, .out = on_device((size_t)n_pairs * COLS * 4), .ldo = COLS,
+                                     .arrived = to_device(arrived, sizeof arrived) };
+            const struct gpu_expert_sum s = { .y = o.out, .choice = r.choice, .shared_scale = 0.5f, .n = n,
+                                              .shared = to_device(shared, sizeof shared), .top_k = CHOSEN,
+                                              .cols = COLS, .out = on_device((size_t)(n * COLS) * 4) };
+            OK(gpu_expert_matvec(device, &o, &why));
+            OK(gpu_expert_sum(device, &s, &why));
+            from_device(sum[0], s.out, (size_t)(n * COLS) * 4);
+            o.sum = s;
+            for (int again = 0; again < 2; again++) {
+                OK(gpu_fill(device, GPU_COMPUTE, s.out, 0xff, (size_t)(n * COLS) * 4, &why));
+                OK(gpu_fill(device, GPU_COMPUTE, o.out, 0xff, (size_t)(n_pairs * COLS) * 4, &why));
+                OK(gpu_expert_matvec(device, &o, &why));
+                from_device(sum[1], s.out, (size_t)(n * COLS) * 4);
+                assert_memory_equal(sum[1], sum[0], (size_t)(n * COLS) * 4);
+            }
+            unsigned left[(COLS + 31) / 32];
+            from_device(left, o.arrived, sizeof left);
+            assert_memory_equal(left, arrived, sizeof left);
+            free(act);
+        }
+    matrices_free(&down);
+}
+
 /* ---- the sum ---- */
 
 static void sums(void **state)
@@ -577,8 +698,9 @@ static void sums(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(choices), cmocka_unit_test(ties), cmocka_unit_test(places),
-                                        cmocka_unit_test(splits),
+                                        cmocka_unit_test(splits), cmocka_unit_test(at_once),
                                         cmocka_unit_test(products),
-                                        cmocka_unit_test(neighbours), cmocka_unit_test(sums) };
+                                        cmocka_unit_test(neighbours), cmocka_unit_test(down_and_sum),
+                                        cmocka_unit_test(sums) };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }

@@ -180,6 +180,7 @@ int __wrap_gpu_choose(struct gpu *g, const struct gpu_route *r, struct err *e)
         one.normalize = 1;
     }
     one.n = one.n_groups = 1;
+    one.n_mats = 0;                     /* note_choices() has had the outputs computed */
     one.sort = 0;
     for (int t = 0; t < r->n; t++) {
         one.part = r->part + t * r->ld;
