@@ -19,8 +19,8 @@ enum {
     /* blocks of a launch in its second dimension: tokens of a step, or tiles of experts */
     MOST_IN_GRID = 65535,
     MOST_LATENT = 1024,         /* elements of a latent with its key */
-    /* most memory for partial results of split attention, unless one token needs more */
-    PARTIAL_BYTES = 32 << 20,
+    /* most memory and rows for partial results of split attention, unless one token needs more */
+    PARTIAL_BYTES = 32 << 20, PARTIAL_ROWS = 256,
 };
 
 static int stride_of(const struct mat *const *m, int n, int cols)
@@ -150,6 +150,35 @@ static int plan_states(struct gpu_backend *b, size_t t, struct buffer_place *par
     return n;
 }
 
+/* The most blocks of a launch of gpu_matmul_split() that can be needed for these tiles. */
+static int blocks_for(int units, int cols_padded)
+{
+    const int stages = (cols_padded / 32 + GPU_SPLIT_STAGE - 1) / GPU_SPLIT_STAGE,
+              parts = stages < GPU_SPLIT_PARTS ? stages : GPU_SPLIT_PARTS;
+    return parts < 2 ? 0 : units > GPU_SPLIT_BLOCKS / parts ? GPU_SPLIT_BLOCKS : units * parts;
+}
+
+/* The most blocks that store sums of parts of k in one launch of gpu_matmul_split().  A launch
+ * multiplies matrices of a layer that have equally many columns; all of these are counted. */
+static int split_blocks(const struct gpu_backend *b)
+{
+    const struct mat *head = &b->m->head.w;
+    int most = head->data ? blocks_for(gpu_split_units(head->n_tiles), head->cols_padded) : 0;
+    for (int i = b->layers.first; i < b->layers.end; i++)
+        for (int p = 0; p < N_LAYER_PARTS; p++) {
+            const struct linear *one = layer_matrix(&b->m->layers[i], (enum layer_part)p);
+            int units = 0;
+            for (int q = 0; one && q < N_LAYER_PARTS; q++) {
+                const struct linear *other = layer_matrix(&b->m->layers[i], (enum layer_part)q);
+                if (other && other->w.cols_padded == one->w.cols_padded)
+                    units += gpu_split_units(other->w.n_tiles);
+            }
+            const int blocks = one ? blocks_for(units, one->w.cols_padded) : 0;
+            most = blocks > most ? blocks : most;
+        }
+    return most;
+}
+
 static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
 {
     const struct config *c = &b->m->config;
@@ -162,12 +191,12 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     const size_t f = sizeof(float), h = sizeof(uint16_t),
                  per_row = (size_t)(c->n_heads > 0 ? c->n_heads : 1) * (size_t)b->max_splits * (hd + 2) * f;
     /* rows for the longest context; more rows fit with shorter ones */
-    const size_t rows = PARTIAL_BYTES / per_row < 1 ? 1 : PARTIAL_BYTES / per_row < t ? PARTIAL_BYTES / per_row : t;
+    const size_t most_rows = t < PARTIAL_ROWS ? t : PARTIAL_ROWS,
+                 rows = PARTIAL_BYTES / per_row < 1 ? 1
+                        : PARTIAL_BYTES / per_row < most_rows ? PARTIAL_BYTES / per_row : most_rows;
     b->partial_room = rows * per_row / f;
     /* the same memory for the sums of parts of k: attention does not need it at that time */
-    const int width = most_of(b->stride_hidden, b->stride_att, b->stride_mlp);
-    const size_t parts = width <= 32 * GPU_SPLIT_STAGE ? 0
-                         : GPU_SPLIT_BYTES(t < GPU_SPLIT_TOKENS ? (t + 63) / 64 * 64 : GPU_SPLIT_TOKENS),
+    const size_t parts = GPU_SPLIT_BYTES(split_blocks(b), t < GPU_SPLIT_TOKENS ? (t + 63) / 64 * 64 : GPU_SPLIT_TOKENS),
                  partial = b->partial_room * f > parts ? b->partial_room * f : parts;
     b->logit_rows = b->o.max_logits < LOGIT_ROWS ? b->o.max_logits : LOGIT_ROWS;
     /* graphs pad the rows of logits to the next power of two */

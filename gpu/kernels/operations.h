@@ -38,8 +38,9 @@ static inline int gpu_split_parts(int units, int n_steps)
               n = most < 1 ? 1 : most < GPU_SPLIT_PARTS ? most : GPU_SPLIT_PARTS, each = (stages + n - 1) / n;
     return (stages + each - 1) / each;
 }
-/* The room for the sums of parts, for this many tokens, and the number of counters. */
-#define GPU_SPLIT_BYTES(tokens) ((size_t)GPU_SPLIT_BLOCKS * GPU_SPLIT_TILES * 32 * sizeof(float) * (tokens))
+/* The room for the sums of parts, for these blocks and tokens (a multiple of 64, or
+ * GPU_SPLIT_TOKENS), and the number of counters. */
+#define GPU_SPLIT_BYTES(blocks, tokens) ((size_t)(blocks) * GPU_SPLIT_TILES * 32 * sizeof(float) * (tokens))
 enum { GPU_SPLIT_TICKETS = GPU_SPLIT_BLOCKS / 2 * (GPU_SPLIT_TOKENS / 64) };
 /* gpu_matmul with wgmma: the sums have the same order, so the bits are the same.  takes: 1 if the
  * device, the format and the number of tokens are supported. */

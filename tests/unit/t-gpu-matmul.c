@@ -378,7 +378,8 @@ static void split(void **state)
         float *x = malloc((size_t)(MOST * cols) * sizeof *x);
         for (int i = 0; i < MOST * cols; i++)
             x[i] = uniform(&r, -1, 1);
-        struct gpu_linear l = { .n_mats = MATS, .scale = 0.5f, .partial = on_device(GPU_SPLIT_BYTES(MOST)),
+        struct gpu_linear l = { .n_mats = MATS, .scale = 0.5f,
+                                .partial = on_device(GPU_SPLIT_BYTES(GPU_SPLIT_BLOCKS, MOST)),
                                 .tickets = on_device(GPU_SPLIT_TICKETS * sizeof *l.tickets) };
         OK(gpu_fill(device, GPU_COMPUTE, l.tickets, 0, GPU_SPLIT_TICKETS * sizeof *l.tickets, &why));
         for (int i = 0; i < MATS; i++) {
