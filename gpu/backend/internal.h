@@ -129,6 +129,8 @@ struct gpu_backend {
     /* with act_int8: the rounded input of the current matrices */
     int8_t *act_code; float *act_scale;
     unsigned *tickets;              /* gpu_linear.tickets */
+    /* the norm whose result the launch before it has left in act and hf; NULL: none */
+    const struct dnorm *normed;
     int32_t *step; size_t step_room;        /* in words of 4 bytes */
     int32_t *ids;                           /* [MAX_DRAWS] the tokens that the last step drew */
     /* host, pinned */

@@ -10,6 +10,9 @@
  * (expert_matvec.cu, expert_matmul.cu, matmul_f32.cu), but never int8 or copies.  The choice stays
  * on the device: launches depend on the number of tokens alone.
  *
+ * The norm of the residual has its own launch, except for few tokens after matvec.cu, whose last
+ * block computes it with the same bits.
+ *
  * With strict, matvec.cu runs once for every 16 tokens, and attn_decode.cu computes all attention:
  * both give a token the same bits in any batch. */
 #include "gpu/backend/internal.h"
@@ -108,17 +111,26 @@ static int run_linear(struct gpu_backend *b, const struct input *in, const struc
     return 0;
 }
 
+static struct gpu_norm norm_of(const struct gpu_backend *b, const struct dnorm *norm, float *x, uint16_t *act,
+                               float *out)
+{
+    const struct config *c = &b->m->config;
+    return (struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = norm->present, .w = norm->w, .b = norm->b,
+                              .eps = c->norm_eps, .offset = c->norm_offset, .x = x, .ldx = c->hidden_size,
+                              .out = b->floats ? out : NULL, .ldo = c->hidden_size, .act = b->exact ? NULL : act,
+                              .act_stride = b->stride_hidden, .order = order_of(b, b->n), .n = b->n,
+                              .cols = c->hidden_size };
+}
+
 static int run_norm(struct gpu_backend *b, const struct dnorm *norm, float *x, uint16_t *act, float *out,
                     struct input *in, struct err *e)
 {
-    const struct config *c = &b->m->config;
-    *in = (struct input){ .act = act, .stride = b->stride_hidden, .x = b->floats ? out : NULL, .ldx = c->hidden_size };
-    return gpu_norm(b->g, &(struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = norm->present,
-                                              .w = norm->w, .b = norm->b, .eps = c->norm_eps,
-                                             .offset = c->norm_offset, .x = x, .ldx = c->hidden_size,
-                                             .out = b->floats ? out : NULL, .ldo = c->hidden_size,
-                                             .act = b->exact ? NULL : act, .act_stride = b->stride_hidden,
-                                             .order = order_of(b, b->n), .n = b->n, .cols = c->hidden_size }, e);
+    const int ready = b->normed == norm;
+    *in = (struct input){ .act = act, .stride = b->stride_hidden, .x = b->floats ? out : NULL,
+                          .ldx = b->m->config.hidden_size };
+    b->normed = NULL;
+    const struct gpu_norm o = norm_of(b, norm, x, act, out);
+    return ready ? 0 : gpu_norm(b->g, &o, e);
 }
 
 /* x += post(y), or x += y if post is absent. */
@@ -139,11 +151,58 @@ static int is_partial(const struct gpu_backend *b, int index, int half)
     return b->tp && (b->tp->split[index] & half);
 }
 
-/* x += l(in); if post is present, x += post(l(in)).  With `partial` only y = l(in). */
-static int add_residual(struct gpu_backend *b, const struct dlinear *l, const struct input *in,
-                        const struct dnorm *post, int partial, struct err *e)
+/* *norm: the norm that reads x after a half of a layer; NULL: none, or it has its own launch. */
+static int norm_after(const struct gpu_backend *b, int index, int half, const struct dnorm **norm, struct err *e)
 {
     const struct config *c = &b->m->config;
+    *norm = NULL;
+    if (b->tp || c->block != BLOCK_SEQUENTIAL)
+        return 0;
+    if (half == TP_MIXER && c->ff[index] != FF_NONE) {
+        *norm = &dweights_layer(b->w, index)->mlp_norm;
+        return 0;
+    }
+    /* of a window the next layer may not be there yet */
+    if (++index >= b->layers.end || b->plan.slots || c->mixer[index] == MIXER_NONE)
+        return 0;
+    *norm = &dweights_layer(b->w, index)->attn_norm;
+    return dweights_need(b->w, index, e);
+}
+
+/* x += l(in), and the norm that follows in the same launch.  Returns 1 if it was launched; 0 if the
+ * norm needs its own launch. */
+static int add_and_norm(struct gpu_backend *b, const struct dlinear *l, const struct input *in, int index, int half,
+                        struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const struct dnorm *norm;
+    if (b->n > GPU_NORM_TOKENS || in_floats(b, l) || in_int8(b, l))
+        return 0;
+    if (norm_after(b, index, half, &norm, e) < 0)
+        return -1;
+    if (!norm)
+        return 0;
+    struct gpu_linear o = begin(b, in, GPU_ADD, c->residual_scale, 0);
+    o.norm = norm_of(b, norm, b->x, b->act, b->hf);
+    if (!gpu_norm_in_registers(&o.norm))
+        return 0;
+    o.w[0] = l->w;
+    o.to[0] = (struct gpu_output){ l->bias, b->x, c->hidden_size };
+    o.n_mats = 1;
+    b->normed = norm;
+    return gpu_matvec(b->g, &o, e) < 0 ? -1 : 1;
+}
+
+/* x += l(in); if post is present, x += post(l(in)).  If this half of the layer is partial, only y =
+ * l(in). */
+static int add_residual(struct gpu_backend *b, const struct dlinear *l, const struct input *in,
+                        const struct dnorm *post, int index, int half, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const int partial = is_partial(b, index, half),
+              normed = partial || post->present ? 0 : add_and_norm(b, l, in, index, half, e);
+    if (normed)
+        return normed < 0 ? -1 : 0;
     if (partial)
         return run_linear(b, in, &(struct target){ l, b->y, c->hidden_size }, 1, GPU_STORE, 1, 0, e);
     if (!post->present)
@@ -380,7 +439,7 @@ static int run_ff(struct gpu_backend *b, const struct dlayer *l, int index, cons
     if (b->m->config.ff[index] == FF_MOE)
         return run_mixture(b, l, index, in, e);
     return run_mlp_up(b, l, config_mlp_size(&b->m->config, index), in, b->act_mlp, &down, e) < 0
-               ? -1 : add_residual(b, &l->down, &down, &l->mlp_post_norm, is_partial(b, index, TP_FF), e);
+               ? -1 : add_residual(b, &l->down, &down, &l->mlp_post_norm, index, TP_FF, e);
 }
 
 /* ---- layers with a state ---- */
@@ -681,7 +740,7 @@ static int run_mixer(struct gpu_backend *b, const struct dlayer *l, int index, c
 
 static int add_mixed(struct gpu_backend *b, const struct dlayer *l, int index, struct err *e)
 {
-    return add_residual(b, &l->o, &b->mixed, &l->attn_post_norm, is_partial(b, index, TP_MIXER), e);
+    return add_residual(b, &l->o, &b->mixed, &l->attn_post_norm, index, TP_MIXER, e);
 }
 
 /* The first half of a layer: its mixer.  In parallel blocks the MLP's input is computed before the
@@ -882,6 +941,7 @@ static int run_group(struct tp_group *t, struct err *e)
 
 int layers_run(struct gpu_backend *b, struct err *e)
 {
+    b->normed = NULL;
     if (b->group)
         return run_group(b->group, e);
     if ((b->layers.first == 0 && (run_embed(b, e) < 0 || watch_layer(b, -1, e) < 0)) || run_ropes(b, e) < 0)

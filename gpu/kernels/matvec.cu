@@ -14,13 +14,25 @@
  *          slots in the time in which the bytes arrive.  Shared memory serves a load of a warp a
  *          cycle: with those of weights and activations 25 of the 27 to 30 cycles that a
  *          multiprocessor has (calculated)
+ * norm     up to 4 tokens: the last block norms the output, which saves a launch for a fence, the
+ *          count of blocks in L2, and the load of the row
  * checked  tests/unit/t-gpu-matmul.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/few_tokens.cuh"
+#include "gpu/prim/norm.cuh"
 #include "gpu/rt/launch.cuh"
 
 /* The warps of a block.  Two matrices take twice the registers. */
 template <int N> constexpr int WARPS = N == 2 ? 8 : 16;
+static_assert(WARPS<1> * 32 == NORM_THREADS && GPU_NORM_TOKENS <= 8, "blocks norm the rows of their output");
+
+/* Norm n rows, in a call: inlined, it would take still more registers. */
+__device__ __noinline__ static void norm_rows(struct gpu_norm o, int n, float *room)
+{
+#pragma unroll 1
+    for (int row = 0; row < n; row++)
+        norm_in_registers(o, row, room);
+}
 
 /* TOKENS8: tokens / 8; N: number of matrices multiplied at the same time (2: gate and up) */
 /* Blocks of a multiprocessor for which registers are limited; 0: they are not.  Two blocks are
@@ -28,7 +40,8 @@ template <int N> constexpr int WARPS = N == 2 ? 8 : 16;
 template <int TYPE, int TOKENS8, int N>
 constexpr int RESIDENT = few_steps<TYPE, TOKENS8, N>::UNITS && TOKENS8 * N == 1 ? 2 : 0;
 
-template <int TYPE, int TOKENS8, int N>
+/* NORM: the last block norms the output.  The call takes registers, so others do not have it. */
+template <int TYPE, int TOKENS8, int N, bool NORM>
 __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void matvec_kernel(gpu_linear l)
 {
     typedef format<TYPE> f;
@@ -86,21 +99,28 @@ __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void mat
             y += sums[((w * N + i) * 8 * TOKENS8 + token) * PAD_ROWS + in_tile];
         return y * (f::row_scale ? ACT_UNIT * float_of(load4(data[i] + 4 * in_tile)) : ACT_UNIT);
     });
+    if constexpr (NORM)
+        if (last_block(l.tickets, gridDim.x, shared))
+            norm_rows(l.norm, l.n_tokens, sums);
 }
 
-template <int TYPE, int TOKENS8, int N> static int run(struct gpu *g, const gpu_linear *l, struct err *e)
+template <int TYPE, int TOKENS8, int N, bool NORM = false>
+static int run(struct gpu *g, const gpu_linear *l, struct err *e)
 {
     const size_t sums = sizeof(float) * WARPS<N> * N * 8 * TOKENS8 * PAD_ROWS,
                  table = format<TYPE>::table ? WIDE_BYTES : 0, shared = sums > table ? sums : table;
     int tiles = 0;
     for (int i = 0; i < (N == 2 ? 1 : l->n_mats); i++)
         tiles += l->w[i].n_tiles;
-    return launch(g, "matvec", matvec_kernel<TYPE, TOKENS8, N>, dim3((unsigned)tiles), WARPS<N> * 32, shared, e, *l);
+    return launch(g, "matvec", matvec_kernel<TYPE, TOKENS8, N, NORM>, dim3((unsigned)tiles), WARPS<N> * 32, shared, e,
+                  *l);
 }
 
 template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, struct err *e)
 {
     const int pair = l->finish == GPU_MLP && l->n_mats == 2;
+    if (l->norm.x)
+        return run<TYPE, 1, 1, true>(g, l, e);
     if (l->n_tokens <= 8)
         return pair ? run<TYPE, 1, 2>(g, l, e) : run<TYPE, 1, 1>(g, l, e);
     return pair ? run<TYPE, 2, 2>(g, l, e) : run<TYPE, 2, 1>(g, l, e);

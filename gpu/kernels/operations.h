@@ -146,27 +146,13 @@ int gpu_sum_parts(struct gpu *g, const struct gpu_parts *o, struct err *e);
 int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *drawn,
               const int32_t *pos, int n, float scale, const float *pos_embed, int pos_offset, struct err *e);
 
-/* Norms of rows [n][cols] f32.  If add is not NULL, the residual x is updated:
- *   after_add 0: x += scale * norm(add);   1: x = norm(x + scale * add)
- * out (f32) and act (f16) receive the result, and may both be NULL only with add.  w and b may be
- * NULL. */
-struct gpu_norm {
-    int layer_norm;                     /* 1: layer norm, 0: RMS norm */
-    int present;                        /* 0: no norm, copy the rows */
-    const float *w, *b;
-    float eps, offset;
-    float *x; int ldx;
-    const int32_t *rows;                /* row i reads x + rows[i] * ldx; NULL: i */
-    const float *add; int after_add; float scale;
-    float *out; int ldo;
-    uint16_t *act; int act_stride;
-    enum gpu_act_order order;           /* order of act */
-    int n, cols;
-};
 int gpu_norm(struct gpu *g, const struct gpu_norm *o, struct err *e);
-/* Rows that RMS norms without a residual keep in registers. */
-enum { GPU_NORM_MOST = 8192 };
+/* Rows that RMS norms without a residual keep in registers; in_registers: 1 if this one does. */
 #define GPU_NORM_TAKES(cols) ((cols) % 8 == 0 && (cols) <= GPU_NORM_MOST)
+int gpu_norm_in_registers(const struct gpu_norm *o);
+/* Most tokens whose norm the last block of a matrix computes, row after row: with more a launch of
+ * its own is faster (calculated, gpu/time). */
+enum { GPU_NORM_TOKENS = 4 };
 
 /* act [n][act_stride] = f(gate) * up, or f(gate) if up is NULL.  If out is not NULL, the result is
  * written as f32 to out [n][cols] instead. */

@@ -8,6 +8,7 @@
  * limit    HBM for many tokens; with one token the launch itself (about 2 us in a graph)
  * checked  tests/unit/t-gpu-rows.c against kernels_ref */
 #include "gpu/kernels/operations.h"
+#include "gpu/prim/norm.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
 
@@ -71,61 +72,25 @@ __global__ __launch_bounds__(BLOCK) void norm_kernel(struct gpu_norm o)
     }
 }
 
-enum { WIDE = 512, RUN = 8, RUNS = 2 };    /* a thread has RUNS runs of RUN elements */
-static_assert(WIDE * RUN * RUNS == GPU_NORM_MOST, "a row fits");
-
-/* The RMS norm of a row of runs, without a residual.  Addresses are multiples of 16. */
-__global__ __launch_bounds__(WIDE) void rms_norm_kernel(struct gpu_norm o)
+__global__ __launch_bounds__(NORM_THREADS) void rms_norm_kernel(struct gpu_norm o)
 {
     SHARED(float, room);
-    const int row = blockIdx.x;
-    const float *x = o.x + (size_t)(o.rows ? o.rows[row] : row) * o.ldx;
-    float v[RUNS][RUN], w[RUNS][RUN], sum = 0;
-#pragma unroll
-    for (int i = 0; i < RUNS; i++)
-#pragma unroll
-        for (int j = 0; j < RUN; j += 4) {
-            const int k = (i * WIDE + threadIdx.x) * RUN + j;
-            float4 a = make_float4(0, 0, 0, 0), b = make_float4(1, 1, 1, 1);
-            if (k < o.cols && o.w)
-                b = *reinterpret_cast<const float4 *>(o.w + k);
-            if (k < o.cols)
-                a = *reinterpret_cast<const float4 *>(x + k);
-            v[i][j] = a.x, v[i][j + 1] = a.y, v[i][j + 2] = a.z, v[i][j + 3] = a.w;
-            w[i][j] = b.x, w[i][j + 1] = b.y, w[i][j + 2] = b.z, w[i][j + 3] = b.w;
-        }
-#pragma unroll
-    for (int i = 0; i < RUNS * RUN; i++)
-        sum = fmaf((&v[0][0])[i], (&v[0][0])[i], sum);
-    const float inverse = 1 / sqrtf(block_sum(sum, room) / (float)o.cols + o.eps), offset = o.w ? o.offset : 0;
-    const int padded = o.act ? act_padded(o.cols) : o.cols;
-#pragma unroll
-    for (int i = 0; i < RUNS; i++) {
-        const int k = (i * WIDE + threadIdx.x) * RUN;
-        if (k >= padded)
-            break;
-#pragma unroll
-        for (int j = 0; j < RUN; j++)
-            v[i][j] = v[i][j] * inverse * (w[i][j] + offset);
-#pragma unroll
-        for (int j = 0; o.out && k < o.cols && j < RUN; j += 4)
-            *reinterpret_cast<float4 *>(o.out + (size_t)row * o.ldo + k + j) =
-                make_float4(v[i][j], v[i][j + 1], v[i][j + 2], v[i][j + 3]);
-#pragma unroll
-        for (int j = 0; o.act && j < RUN / 2; j++)      /* elements j and j + 4 are neighbours */
-            *reinterpret_cast<uint32_t *>(o.act + (size_t)row * o.act_stride + act_place(k + j, o.order)) =
-                pack_half_clamped(v[i][j] * (1 / ACT_UNIT), v[i][j + 4] * (1 / ACT_UNIT));
-    }
+    norm_in_registers(o, blockIdx.x, room);
 }
 
 /* Whether rows of ld floats from p on begin at multiples of 16 bytes. */
 static int aligned(const float *p, int ld) { return ((uintptr_t)p & 15) == 0 && ld % 4 == 0; }
 
+extern "C" int gpu_norm_in_registers(const struct gpu_norm *o)
+{
+    return o->present && !o->layer_norm && !o->add && !o->b && GPU_NORM_TAKES(o->cols) && aligned(o->x, o->ldx) &&
+           aligned(o->w, 0) && aligned(o->out, o->ldo);
+}
+
 extern "C" int gpu_norm(struct gpu *g, const struct gpu_norm *o, struct err *e)
 {
-    if (o->present && !o->layer_norm && !o->add && !o->b && GPU_NORM_TAKES(o->cols) && aligned(o->x, o->ldx) &&
-        aligned(o->w, 0) && aligned(o->out, o->ldo))
-        return launch(g, "norm", rms_norm_kernel, dim3((unsigned)o->n), WIDE, 32 * sizeof(float), e, *o);
+    if (gpu_norm_in_registers(o))
+        return launch(g, "norm", rms_norm_kernel, dim3((unsigned)o->n), NORM_THREADS, 32 * sizeof(float), e, *o);
     return launch(g, "norm", norm_kernel, dim3((unsigned)o->n), BLOCK, 32 * sizeof(float), e, *o);
 }
 

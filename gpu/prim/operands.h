@@ -26,6 +26,25 @@ struct gpu_mat {
 /* Layout of activations (prim.cuh): as matvec reads them, or as matmul does. */
 enum gpu_act_order { GPU_ACT_LANES, GPU_ACT_TILES };
 
+/* Norms of rows [n][cols] f32.  If add is not NULL, the residual x is updated:
+ *   after_add 0: x += scale * norm(add);   1: x = norm(x + scale * add)
+ * out (f32) and act (f16) receive the result, and may both be NULL only with add.  w and b may be
+ * NULL. */
+struct gpu_norm {
+    int layer_norm;                     /* 1: layer norm, 0: RMS norm */
+    int present;                        /* 0: no norm, copy the rows */
+    const float *w, *b;
+    float eps, offset;
+    float *x; int ldx;
+    const int32_t *rows;                /* row i reads x + rows[i] * ldx; NULL: i */
+    const float *add; int after_add; float scale;
+    float *out; int ldo;
+    uint16_t *act; int act_stride;
+    enum gpu_act_order order;           /* order of act */
+    int n, cols;
+};
+enum { GPU_NORM_MOST = 8192 };          /* most columns of a row that a block keeps in registers */
+
 /* The use of y = w x + bias. */
 enum gpu_finish {
     GPU_STORE,          /* out = y, clipped to +-limit if limit > 0 */
@@ -61,6 +80,10 @@ struct gpu_linear {
     float scale, limit;
     int function;                       /* GPU_MLP: config.act */
     uint16_t *act_out; int act_out_stride;
+    /* gpu_matvec of one matrix with GPU_ADD, for up to GPU_NORM_TOKENS tokens: the block that ends
+     * last norms the rows of the output, if gpu_norm_in_registers() allows it.  tickets[0] counts
+     * the blocks, and is 0 between launches.  x NULL: no norm */
+    struct gpu_norm norm;
     /* gpu_matmul_f32 with GPU_STORE: k is divided into n_splits parts of GPU_SPLIT_STEPS steps, and
      * the sums of part z are stored at out + z * split_stride; part 0 includes the bias.  n_splits
      * 0: k is not divided */

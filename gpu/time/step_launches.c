@@ -24,6 +24,7 @@ struct walk {
     struct timed_launches *out;
     int n;                      /* tokens of the step, with padding */
     int n_seqs, splits, n_tiles, wgmma;
+    int normed;                 /* the launch before has computed the next layer's norm */
 };
 
 static void add(struct walk *w, struct timed_launch l)
@@ -241,12 +242,12 @@ static void linear(struct walk *w, const char *what, const struct linear *const 
 
 /* ---- rows ---- */
 
-enum { ROWS_BLOCK = 256 };
+enum { ROWS_BLOCK = 256, SUM_CYCLES = 250 /* two barriers, shuffles and 16 loads */ };
 
 /* plain: an RMS norm without a residual. */
 static void norm(struct walk *w, const char *what, int n, int cols, int plain)
 {
-    enum { WIDE = 512, SUM_CYCLES = 250 /* two barriers, shuffles and 16 loads */ };
+    enum { WIDE = 512 };
     const int fits = plain && GPU_NORM_TAKES(cols), threads = fits ? WIDE : ROWS_BLOCK;
     const double turns = ceil((double)cols / ROWS_BLOCK);
     struct timed_launch l = { .kernel = "norm", .what = what, .blocks = (unsigned)n, .threads = threads,
@@ -278,9 +279,56 @@ static void add_rows(struct walk *w, const char *kernel, const char *what, int n
                                   .issue = (double)n * cols / 32 * 30 });
 }
 
-/* Follows add_residual(). */
-static void residual(struct walk *w, const char *what, const struct linear *l, const struct norm *post)
+/* The norm of a layer's input, unless the launch before has computed it. */
+static void input_norm(struct walk *w, const struct norm *norm_of)
 {
+    if (!w->normed)
+        model_norm(w, "norm", norm_of, w->n, w->m->config.hidden_size);
+    w->normed = 0;
+}
+
+/* Follows norm_after(), of a model that is on the device.  mixed: after the mixer. */
+static const struct norm *norm_after(const struct walk *w, int index, int mixed)
+{
+    const struct config *c = &w->m->config;
+    if (c->block != BLOCK_SEQUENTIAL)
+        return NULL;
+    if (mixed && c->ff[index] != FF_NONE)
+        return &w->m->layers[index].mlp_norm;
+    return index + 1 < c->n_layers && c->mixer[index + 1] != MIXER_NONE ? &w->m->layers[index + 1].attn_norm : NULL;
+}
+
+/* Follows add_and_norm(): returns 1 if the last block of the product norms its output. */
+static int add_and_norm(struct walk *w, const char *what, const struct linear *l, int index, int mixed)
+{
+    const struct config *c = &w->m->config;
+    const struct norm *next = norm_after(w, index, mixed);
+    const struct mat *m = &l->w;
+    if (!next || !next->present || next->b || c->norm == NORM_LAYER || !GPU_NORM_TAKES(c->hidden_size) ||
+        w->n > GPU_NORM_TOKENS || in_floats(l))
+        return 0;
+    add_matvec(w, what, &m, 1, 0);
+    if (w->out->failed)
+        return 1;
+    struct timed_launch *t = &w->out->launch[w->out->n - 1];
+    /* a fence, the count of blocks, and rows one after the other; the weights of the norm come from
+     * memory while the first row comes from L2 */
+    t->setup_l2 += 2 + w->n - 1;
+    t->setup_memory++;
+    t->setup_cycles += w->n * SUM_CYCLES;
+    t->bytes += 4.0 * c->hidden_size;
+    t->l2_bytes += 10.0 * w->n * c->hidden_size;
+    w->out->bytes += 4.0 * c->hidden_size;
+    w->normed = 1;
+    return 1;
+}
+
+/* Follows add_residual(). */
+static void residual(struct walk *w, const char *what, const struct linear *l, const struct norm *post, int index,
+                     int mixed)
+{
+    if (!post->present && add_and_norm(w, what, l, index, mixed))
+        return;
     linear(w, what, &l, 1);
     if (post->present)
         norm(w, "post norm", w->n, w->m->config.hidden_size, 0);
@@ -489,7 +537,7 @@ static void feed_forward(struct walk *w, const struct layer *l, int index)
         return;
     }
     mlp_up(w, l, config_mlp_size(&w->m->config, index));
-    residual(w, "down", &l->down, &l->mlp_post_norm);
+    residual(w, "down", &l->down, &l->mlp_post_norm, index, 0);
 }
 
 /* ---- attention ---- */
@@ -599,18 +647,18 @@ static void layer(struct walk *w, int index)
 {
     const struct config *c = &w->m->config;
     const struct layer *l = &w->m->layers[index];
-    model_norm(w, "norm", &l->attn_norm, w->n, c->hidden_size);
+    input_norm(w, &l->attn_norm);
     if (c->block == BLOCK_PARALLEL2)
         model_norm(w, "norm", &l->mlp_norm, w->n, c->hidden_size);
     mixer(w, l, index);
     if (c->block == BLOCK_SEQUENTIAL)
-        residual(w, "o", &l->o, &l->attn_post_norm);
+        residual(w, "o", &l->o, &l->attn_post_norm, index, 1);
     else
         feed_forward(w, l, index);
     if (c->block != BLOCK_SEQUENTIAL) {
-        residual(w, "o", &l->o, &l->attn_post_norm);
+        residual(w, "o", &l->o, &l->attn_post_norm, index, 1);
     } else if (c->ff[index] != FF_NONE) {
-        model_norm(w, "norm", &l->mlp_norm, w->n, c->hidden_size);
+        input_norm(w, &l->mlp_norm);
         feed_forward(w, l, index);
     }
 }

@@ -300,6 +300,62 @@ static void endings(void **state)
     free(act), free(out), free(x);
 }
 
+/* The norm that the last block of a product computes has the bits of the kernel for norms, and its
+ * count of blocks is 0 again, so that a graph can replay it. */
+static void normed(void **state)
+{
+    (void)state;
+    enum { N = GPU_NORM_TOKENS, ROWS = 328, COLS = 160, STRIDE = 352 };
+    static const struct { enum qtype type; int group; } types[] = { { QT_NL4, 32 }, { QT_I8, 32 }, { QT_BF16, 32 } };
+    struct rng r = { 31 };
+    float x[N * ROWS], w[ROWS], out[2][N * ROWS], sums[2][N * ROWS];
+    uint16_t act[2][N * STRIDE];
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        struct mat m;
+        uint8_t *data = random_mat(&m, types[i].type, types[i].group, ROWS, COLS, &r);
+        for (int k = 0; k < N * ROWS; k++)
+            x[k] = uniform(&r, -2, 2);
+        for (int k = 0; k < ROWS; k++)
+            w[k] = uniform(&r, -1, 1);
+        uint16_t *in = pack_act(x, N, COLS, COLS, GPU_ACT_LANES);
+        const unsigned none = 0;
+        unsigned left = 1;
+        struct gpu_linear l = { .w = { gpu_mat_of(&m, to_device(data, m.size)) },
+                                .to = { { .out = on_device(sizeof x), .ldo = ROWS } }, .n_mats = 1,
+                                .act = to_device(in, N * COLS * 2), .act_stride = COLS, .finish = GPU_ADD,
+                                .scale = 0.5f, .tickets = to_device(&none, sizeof none) };
+        struct gpu_norm o = { .present = 1, .w = to_device(w, sizeof w), .eps = 1e-5f, .x = l.to[0].out, .ldx = ROWS,
+                              .out = on_device(sizeof x), .ldo = ROWS, .act = on_device(sizeof act[0]),
+                              .act_stride = STRIDE, .cols = ROWS };
+        assert_true(gpu_norm_in_registers(&o));
+        for (int turn = 0; turn < 2 * N; turn++) {
+            l.n_tokens = o.n = turn % N + 1;
+            for (int fused = 0; fused < 2; fused++) {
+                void *before = to_device(x, sizeof x);
+                OK(gpu_copy(device, GPU_COMPUTE, l.to[0].out, before, sizeof x, &why));
+                OK(gpu_fill(device, GPU_COMPUTE, o.out, 0xff, sizeof x, &why));
+                OK(gpu_fill(device, GPU_COMPUTE, o.act, 0xff, sizeof act[0], &why));
+                l.norm = fused ? o : (struct gpu_norm){ .x = NULL };
+                OK(gpu_matvec(device, &l, &why));
+                if (!fused)
+                    OK(gpu_norm(device, &o, &why));
+                from_device(sums[fused], l.to[0].out, sizeof x);
+                from_device(out[fused], o.out, sizeof x);
+                from_device(act[fused], o.act, sizeof act[0]);
+                gpu_free(device, before);
+            }
+            assert_memory_equal(sums[0], sums[1], sizeof x);
+            assert_memory_equal(out[0], out[1], sizeof x);
+            assert_memory_equal(act[0], act[1], sizeof act[0]);
+            from_device(&left, l.tickets, sizeof left);
+            assert_int_equal(left, 0);
+        }
+        gpu_free(device, (void *)l.w[0].data), gpu_free(device, l.to[0].out), gpu_free(device, (void *)l.act);
+        gpu_free(device, (void *)o.w), gpu_free(device, o.out), gpu_free(device, o.act), gpu_free(device, l.tickets);
+        free(in), free(data);
+    }
+}
+
 /* The kinds of output of the kernels for many tokens, with rows of the output that are 16-byte
  * aligned and not, and bits that do not depend on the number of tokens. */
 static void many(void **state)
@@ -565,8 +621,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matvec), cmocka_unit_test(matmul), cmocka_unit_test(matmul_f32),
             cmocka_unit_test(matmul_hopper),
-        cmocka_unit_test(every_count), cmocka_unit_test(endings), cmocka_unit_test(many), cmocka_unit_test(split),
-        cmocka_unit_test(neighbours), cmocka_unit_test(refused), cmocka_unit_test(embedding), cmocka_unit_test(heads),
+        cmocka_unit_test(every_count), cmocka_unit_test(endings), cmocka_unit_test(normed), cmocka_unit_test(many),
+        cmocka_unit_test(split), cmocka_unit_test(neighbours), cmocka_unit_test(refused),
+        cmocka_unit_test(embedding), cmocka_unit_test(heads),
     };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
 }
