@@ -136,19 +136,37 @@ static const struct synthetic_shape *find_shape(const char *name, int *n_layers,
 enum { N_SPECIAL = 3, N_BYTES = 256 };
 static const char *const special[N_SPECIAL] = { "<|endoftext|>", "<|im_start|>", "<|im_end|>" };
 
-/* Leave the first n_layers of the layers.  Of the last layers of the shape, which have no keys and
- * values of their own, the same share is left. */
+/* Does each of the last `shared` layers have an earlier layer of its type with keys and values? */
+static int have_owners(const json_t *types, int n_layers, int shared)
+{
+    for (int i = n_layers - shared; i < n_layers; i++) {
+        const char *type = json_string_value(json_array_get(types, (size_t)i));
+        int found = 0;
+        for (int j = 0; type && j < n_layers - shared; j++)
+            found |= strcmp(type, json_string_value(json_array_get(types, (size_t)j))) == 0;
+        if (type && !found)
+            return 0;
+    }
+    return 1;
+}
+
+/* Keep only the first n_layers layers.  Of the last layers of the shape, which have no keys and
+ * values of their own, the same share is kept, or less if types of layers would lack an owner. */
 static int cut_layers(json_t *c, const char *name, int n_layers, struct err *e)
 {
     const int all = (int)json_integer_value(json_object_get(c, "num_hidden_layers"));
     if (n_layers > all)
-        return err_set(e, ERR_UNSUPPORTED, "%s has %d layers: found %d, expected at most these", name, all, n_layers);
+        return err_set(e, ERR_UNSUPPORTED, "%s: found %d layers, expected at most %d", name, n_layers, all);
     json_object_set_new(c, "num_hidden_layers", json_integer(n_layers));
     json_t *types = json_object_get(c, "layer_types"), *shared = json_object_get(c, "num_kv_shared_layers");
     while (json_array_size(types) > (size_t)n_layers)
         json_array_remove(types, json_array_size(types) - 1);
-    if (shared)
-        json_integer_set(shared, json_integer_value(shared) * n_layers / all);
+    if (shared) {
+        int n = (int)json_integer_value(shared) * n_layers / all;
+        while (n > 0 && !have_owners(types, n_layers, n))
+            n--;
+        json_integer_set(shared, n);
+    }
     return 0;
 }
 
