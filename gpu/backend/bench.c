@@ -144,8 +144,9 @@ static int launch_linear(struct bench *b, int copy, struct err *e)
 static int taken(const struct bench *b)
 {
     const struct gpu_linear *l = &b->linear;
-    return b->multiply == (l->n_tokens <= GPU_MATVEC_TOKENS ? gpu_matvec : b->o->wgmma &&
-                           gpu_matmul_hopper_takes(b->g, l) ? gpu_matmul_hopper : gpu_matmul);
+    return b->multiply == (l->n_tokens <= GPU_MATVEC_TOKENS ? gpu_matvec
+                           : l->n_tokens <= GPU_SPLIT_TOKENS ? gpu_matmul_split
+                           : b->o->wgmma && gpu_matmul_hopper_takes(b->g, l) ? gpu_matmul_hopper : gpu_matmul);
 }
 
 /* Measure and report the median time of a launch over the repeats, after a warm-up.  bytes, flop:
@@ -273,6 +274,13 @@ static int linear(struct bench *b, const char *kernel,
              : !(b->linear.to[0].out = floats(b, t * (size_t)rows, e))))
         return -1;
     b->linear.to[0].ldo = rows;
+    if (multiply == gpu_matmul_split) {
+        b->linear.partial_bytes = GPU_SPLIT_BYTES(GPU_SPLIT_BLOCKS, GPU_SPLIT_TOKENS);
+        if (!(b->linear.partial = take(b, b->linear.partial_bytes, e)) ||
+            !(b->linear.tickets = take(b, GPU_SPLIT_TICKETS * sizeof *b->linear.tickets, e)) ||
+            gpu_fill(b->g, GPU_COMPUTE, b->linear.tickets, 0, GPU_SPLIT_TICKETS * sizeof *b->linear.tickets, e) < 0)
+            return -1;
+    }
     for (int i = 0; i < b->o->n_tokens; i++) {
         const int n = b->linear.n_tokens = b->o->tokens[i];
         const double in = (double)each * cols, out = mlp ? 2.0 * rows : 4.0 * rows;
@@ -292,6 +300,7 @@ static int linears(struct bench *b, struct err *e)
     const int least = b->o->autotune ? 1 : GPU_MATVEC_TOKENS + 1;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (linear(b, "matvec", gpu_matvec, types[i], 0, 1, GPU_MATVEC_TOKENS, e) < 0 ||
+            linear(b, "matmul_split", gpu_matmul_split, types[i], 0, GPU_MATVEC_TOKENS + 1, GPU_SPLIT_TOKENS, e) < 0 ||
             linear(b, "matmul", gpu_matmul, types[i], 0, least, INT32_MAX, e) < 0 ||
             linear(b, "matmul_hopper", gpu_matmul_hopper, types[i], 0, GPU_MATVEC_TOKENS + 1, INT32_MAX, e) < 0)
             return -1;

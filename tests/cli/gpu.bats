@@ -451,7 +451,7 @@ END
   [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
   "$B/emulated/zse-bench" gpu --device emulated --shape 96x64 --tokens 1,20 -p 40 -r 1 --json >"$BATS_TEST_TMPDIR/j"
   jq -e '.device == "emulated" and .heads == 2 and .context == 40 and .limits.copy_bytes_per_s > 0' "$BATS_TEST_TMPDIR/j"
-  jq -e '[.rows[].kernel] | unique == (["matvec","matvec_mlp","matvec_int8","matmul","matmul_int8","matmul_f32","norm","act_mul","act_int8","embed","attn_decode","attn_prefill","latent_decode","attn_latent","rope_table","prepare","sample"] | sort)' "$BATS_TEST_TMPDIR/j"
+  jq -e '[.rows[].kernel] | unique == (["matvec","matvec_mlp","matvec_int8","matmul_split","matmul","matmul_int8","matmul_f32","norm","act_mul","act_int8","embed","attn_decode","attn_prefill","latent_decode","attn_latent","rope_table","prepare","sample"] | sort)' "$BATS_TEST_TMPDIR/j"
   jq -e '.rows | all(.seconds > 0 and .bytes > 0 and .read_share > 0 and (.bytes_per_s * .seconds / .bytes - 1 | fabs) < 1e-6 and .mma_share >= 0)' "$BATS_TEST_TMPDIR/j"
   jq -e '[.rows[] | select(.kernel == "attn_latent" or .kernel == "attn_prefill") | .flop] == [20 * 21 * 2 * 64, 20 * 21 * 2 * 1088]' "$BATS_TEST_TMPDIR/j"
   jq -e '.rows[] | select(.kernel == "matmul" and .type == "f16") | .flop == 2 * 96 * 64 * 20 and .bytes == 96 * 64 * 2 + 20 * (2 * 64 + 4 * 96)' "$BATS_TEST_TMPDIR/j"
@@ -467,11 +467,11 @@ END
   [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
   tune=("$B/emulated/zse-bench" gpu --device emulated --shape 128x64 -r 1 --autotune)
   "${tune[@]}" --tokens 1,16,17,129 --json >"$BATS_TEST_TMPDIR/j"
-  both='["matmul","matvec"]' many='["matmul"]' hopper='["matmul","matmul_hopper"]'
-  jq -e "[.rows[] | select(.type == \"nl4\")] | group_by(.tokens) | map([.[].kernel] | sort) == [$both, $both, $many, $hopper]" "$BATS_TEST_TMPDIR/j"
+  both='["matmul","matvec"]' some='["matmul","matmul_split"]' many='["matmul"]' hopper='["matmul","matmul_hopper"]'
+  jq -e "[.rows[] | select(.type == \"nl4\")] | group_by(.tokens) | map([.[].kernel] | sort) == [$both, $both, $some, $hopper]" "$BATS_TEST_TMPDIR/j"
   jq -e "[.rows[] | select(.type == \"nf4\" and .tokens == 129).kernel] == $many" "$BATS_TEST_TMPDIR/j"
   jq -e '.rows | group_by([.type, .tokens]) | length == 24 and all((map(select(.taken)) | length == 1) and ((map(select(.fastest)) | map(.seconds)) == [map(.seconds) | min]))' "$BATS_TEST_TMPDIR/j"
-  jq -e '.rows | all(.taken == (.kernel == if .tokens <= 16 then "matvec" elif .tokens > 128 and .type != "nf4" then "matmul_hopper" else "matmul" end))' "$BATS_TEST_TMPDIR/j"
+  jq -e '.rows | all(.taken == (.kernel == if .tokens <= 16 then "matvec" elif .tokens <= 128 then "matmul_split" elif .type != "nf4" then "matmul_hopper" else "matmul" end))' "$BATS_TEST_TMPDIR/j"
   ZSE_WGMMA=0 "${tune[@]}" --tokens 129 --json | jq -e '[.rows[] | select(.taken) | .kernel] | length == 6 and all(. == "matmul")'
   run -0 "${tune[@]}" --tokens 1,17
   [ "$(grep -cE '^[a-z0-9]+ +[0-9]+  best mat[a-z_]+, the engine takes (it|mat[a-z_]+: [1-9][0-9]*\.[0-9]{2}x)$' <<<"$output")" = 12 ]
