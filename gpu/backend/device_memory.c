@@ -20,7 +20,7 @@ enum {
     MOST_IN_GRID = 65535,
     MOST_LATENT = 1024,         /* elements of a latent with its key */
     /* most memory and rows for partial results of split attention, unless one token needs more */
-    PARTIAL_BYTES = 32 << 20, PARTIAL_ROWS = 256,
+    PARTIAL_BYTES = 64 << 20, PARTIAL_ROWS = 256,
 };
 
 static int stride_of(const struct mat *const *m, int n, int cols)
@@ -194,10 +194,10 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     const size_t most_rows = t < PARTIAL_ROWS ? t : PARTIAL_ROWS,
                  rows = PARTIAL_BYTES / per_row < 1 ? 1
                         : PARTIAL_BYTES / per_row < most_rows ? PARTIAL_BYTES / per_row : most_rows;
-    b->partial_room = rows * per_row / f;
     /* the same memory for the sums of parts of k: attention does not need it at that time */
     const size_t parts = GPU_SPLIT_BYTES(split_blocks(b), t < GPU_SPLIT_TOKENS ? (t + 63) / 64 * 64 : GPU_SPLIT_TOKENS),
-                 partial = b->partial_room * f > parts ? b->partial_room * f : parts;
+                 partial = rows * per_row > parts ? rows * per_row : parts;
+    b->partial_room = partial / f;
     b->logit_rows = b->o.max_logits < LOGIT_ROWS ? b->o.max_logits : LOGIT_ROWS;
     /* graphs pad the rows of logits to the next power of two */
     if (b->logit_rows < MAX_GRAPH_TOKENS && b->o.max_logits > 0) {

@@ -36,7 +36,8 @@ static struct gpu_linear begin(const struct gpu_backend *b, const struct input *
     return (struct gpu_linear){ .act = in->act, .act_stride = in->stride, .x = in->x, .ldx = in->ldx, .n_tokens = b->n,
                                 .finish = finish, .scale = scale, .limit = limit,
                                 .function = b->m->config.act, .wgmma = b->o.wgmma, .code_scale = b->act_scale,
-                                .partial = b->partial, .tickets = b->tickets };
+                                .partial = b->partial,
+                                .partial_bytes = b->partial_room * sizeof(float), .tickets = b->tickets };
 }
 
 static int in_floats(const struct gpu_backend *b, const struct dlinear *l) { return b->exact || l->w.type == QT_F32; }

@@ -21,7 +21,7 @@
 
 enum {
     ROW_TILES = 4, WARPS = 2 * ROW_TILES, THREADS = WARPS * 32,
-    AHEAD = 4,                  /* steps of a warp of a stage */
+    AHEAD = 4,                  /* steps that a warp computes in each stage */
     STEPS = 2 * AHEAD,          /* steps of a stage of activations */
 };
 
@@ -213,9 +213,12 @@ template <int TYPE, int TOKENS> static int run(struct gpu *g, const gpu_linear *
     int units = 0;
     for (int i = 0; i < l->n_mats; i++)
         units += gpu_split_units(l->w[i].n_tiles);
-    const int parts = gpu_split_parts(units, l->w[0].n_steps);
+    const int parts = gpu_split_parts(units, l->w[0].n_steps), tiles = (l->n_tokens + TOKENS - 1) / TOKENS;
+    if (parts > 1 && GPU_SPLIT_BYTES(units * parts, tiles * TOKENS) > l->partial_bytes)
+        return err_set(e, ERR_LIMIT, "matmul_split: %zu bytes for sums of parts, expected %zu", l->partial_bytes,
+                       GPU_SPLIT_BYTES(units * parts, tiles * TOKENS));
     return launch(g, "matmul_split", matmul_split_kernel<TYPE, TOKENS>,
-                  dim3((unsigned)(units * parts), (unsigned)(l->n_tokens + TOKENS - 1) / TOKENS), THREADS, shared, e,
+                  dim3((unsigned)(units * parts), (unsigned)tiles), THREADS, shared, e,
                   *l, units, parts);
 }
 

@@ -76,6 +76,7 @@ struct gpu_linear {
     /* gpu_matmul_split: room for sums of parts of k (GPU_SPLIT_BYTES), and GPU_SPLIT_TICKETS
      * counters, 0 before and after a launch */
     float *partial; unsigned *tickets;
+    size_t partial_bytes;               /* of partial */
     enum gpu_finish finish;
     float scale, limit;
     int function;                       /* GPU_MLP: config.act */

@@ -413,6 +413,28 @@ static void many(void **state)
     free(act), free(few), free(out), free(before), free(w), free(x), free(data);
 }
 
+/* How k is divided: no part is empty, and the sums and counters of all parts have room. */
+static void parts_of_k(void **state)
+{
+    (void)state;
+    int most_parts = 0, most_blocks = 0, most_divided = 0;
+    for (int units = 1; units <= 500; units++)
+        for (int n_steps = 1; n_steps <= 700; n_steps++) {
+            const int parts = gpu_split_parts(units, n_steps),
+                      stages = (n_steps + GPU_SPLIT_STAGE - 1) / GPU_SPLIT_STAGE, each = (stages + parts - 1) / parts;
+            assert_in_range(parts, 1, GPU_SPLIT_PARTS);
+            assert_true((parts - 1) * each < stages);
+            most_parts = parts > most_parts ? parts : most_parts;
+            if (parts > 1) {
+                most_blocks = units * parts > most_blocks ? units * parts : most_blocks;
+                most_divided = units > most_divided ? units : most_divided;
+            }
+        }
+    assert_int_equal(most_parts, GPU_SPLIT_PARTS);
+    assert_int_equal(most_blocks, GPU_SPLIT_BLOCKS);
+    assert_int_equal(most_divided * (GPU_SPLIT_TOKENS / 64), GPU_SPLIT_TICKETS);
+}
+
 /* Several matrices in one launch, with k in one part and in several, and results that are stored,
  * added and capped.  A token's bits depend neither on the number of tokens nor on the launch. */
 static void split(void **state)
@@ -436,6 +458,7 @@ static void split(void **state)
             x[i] = uniform(&r, -1, 1);
         struct gpu_linear l = { .n_mats = MATS, .scale = 0.5f,
                                 .partial = on_device(GPU_SPLIT_BYTES(GPU_SPLIT_BLOCKS, MOST)),
+                                .partial_bytes = GPU_SPLIT_BYTES(GPU_SPLIT_BLOCKS, MOST),
                                 .tickets = on_device(GPU_SPLIT_TICKETS * sizeof *l.tickets) };
         OK(gpu_fill(device, GPU_COMPUTE, l.tickets, 0, GPU_SPLIT_TICKETS * sizeof *l.tickets, &why));
         for (int i = 0; i < MATS; i++) {
@@ -622,7 +645,7 @@ int main(void)
         cmocka_unit_test(matvec), cmocka_unit_test(matmul), cmocka_unit_test(matmul_f32),
             cmocka_unit_test(matmul_hopper),
         cmocka_unit_test(every_count), cmocka_unit_test(endings), cmocka_unit_test(normed), cmocka_unit_test(many),
-        cmocka_unit_test(split), cmocka_unit_test(neighbours), cmocka_unit_test(refused),
+        cmocka_unit_test(parts_of_k), cmocka_unit_test(split), cmocka_unit_test(neighbours), cmocka_unit_test(refused),
         cmocka_unit_test(embedding), cmocka_unit_test(heads),
     };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
