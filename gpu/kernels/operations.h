@@ -29,7 +29,7 @@ enum { GPU_SPLIT_TOKENS = 128 };
 int gpu_matmul_split(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* The number of groups of tiles that blocks take, and the number of parts into which k is divided,
  * for all matrices of a launch: up to three blocks for each of 132 multiprocessors, of whole stages
- * of 8 steps, and no more parts than make the longest part shorter. */
+ * of 8 steps.  Parts are dropped if the longest one stays as long without them. */
 enum { GPU_SPLIT_TILES = 4, GPU_SPLIT_STAGE = 8, GPU_SPLIT_BLOCKS = 396, GPU_SPLIT_PARTS = 16 };
 static inline int gpu_split_units(int n_tiles) { return (n_tiles + GPU_SPLIT_TILES - 1) / GPU_SPLIT_TILES; }
 static inline int gpu_split_parts(int units, int n_steps)

@@ -310,7 +310,8 @@ DEVICE float block_sum(float x, float *room)
 /* Count the arrival of this block at *arrived, which is 0 before the first one.  Returns true in
  * all threads of the last of n blocks, which may then read what all of them have written to global
  * memory (load_shared_by_blocks), and sets *arrived to 0 for the next launch.  All threads must
- * call it.  room: a word of shared memory that nothing else uses. */
+ * call it.  room: a word of shared memory, whose contents are lost; it must not be written before
+ * all threads have returned. */
 DEVICE bool last_block(unsigned *arrived, unsigned n, unsigned *room)
 {
     __threadfence();

@@ -450,7 +450,7 @@ static size_t sum_width(const struct config *c, const struct layer *w)
 
 static float *begin_sum(const struct conversion *cv, const struct calibration *c, const struct layer *w)
 {
-    return calloc((size_t)(c->n_windows * c->window_len) * sum_width(&cv->config, w), sizeof *c->sum);
+    return calloc((size_t)c->n_windows * (size_t)c->window_len * sum_width(&cv->config, w), sizeof *c->sum);
 }
 
 /* Replace the experts' input c->h by the latents of h, and begin the sum of their outputs. */

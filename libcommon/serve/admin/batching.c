@@ -108,7 +108,7 @@ static void batching_all(struct server *s, struct conn *c, int on)
     for (struct loaded_model *lm = s->models; lm; lm = lm->next)
         failed |= lm->state == MODEL_READY && set_batching(lm, on) != 0;
     if (failed) {
-        reply_refusal(s, c, 503, NULL, "out of memory");
+        reply_refusal(s, c, 503, NULL, "out of memory: some models may have kept the old setting");
         return;
     }
     reply_object(s, c, 200, json_pack("{s:b, s:b, s:s}", "success", 1, "enabled", on, "message",
