@@ -296,7 +296,7 @@ static int measure(struct cold *c, int state, struct err *e)
         ours[n++] = "--moe", ours[n++] = run_moe_name(o->run.moe);
     if (o->run.experts_given)
         ours[n++] = "--gpu-experts", ours[n++] = c->experts;
-    if (o->run.prefill_threshold)
+    if (o->run.threshold_given)
         ours[n++] = "--gpu-prefill-threshold", ours[n++] = c->threshold;
     if (o->run.no_gpu_prefill)
         ours[n++] = "--no-gpu-prefill";
@@ -427,7 +427,10 @@ int bench_coldstart(const struct bench_options *options, const char *model)
         snprintf(c.layers, sizeof c.layers, "auto");
     else
         snprintf(c.layers, sizeof c.layers, "%d", o.run.gpu_layers);
-    snprintf(c.threshold, sizeof c.threshold, "%d", o.run.prefill_threshold);
+    if (o.run.prefill_threshold)
+        snprintf(c.threshold, sizeof c.threshold, "%d", o.run.prefill_threshold);
+    else
+        snprintf(c.threshold, sizeof c.threshold, "auto");
     if (o.run.expert_uploads == EXPERT_UPLOADS_AUTO)
         snprintf(c.uploads, sizeof c.uploads, "auto");
     else

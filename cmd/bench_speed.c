@@ -230,7 +230,7 @@ static json_t *gpu_json(const struct engine_stats *s)
                      (json_int_t)s->device.reserve, "taken_bytes", (json_int_t)s->device.taken,
                      "total_memory_bytes", (json_int_t)s->device.total, "cached_bytes",
                      (json_int_t)s->device.cached, "cache_weights_off", s->device.cache_off, "cuda_graphs",
-                     device_graphs_json(&s->device.graphs), "expert_use", device_experts_json(&s->device.experts), "stream",
+                     device_graphs_json(&s->device.graphs), "expert_use", device_experts_json(&s->device), "stream",
                      device_stream_json(&s->device.stream), "gpus", device_ranks_json(&s->device));
 }
 

@@ -290,7 +290,7 @@ static int check_url(struct chat_options *o)
         { r->device != NULL, "--device" }, { r->gpu_layers_given, "--gpu-layers" }, { r->strict, "--strict" },
         { r->stream_given, "--layer-window" }, { r->prefetch_given, "--prefetch" }, { r->max_device != 0, "--max-device" },
         { r->moe_given, "--moe" }, { r->experts_given, "--gpu-experts" },
-        { r->prefill_threshold, "--gpu-prefill-threshold" }, { r->no_gpu_prefill, "--no-gpu-prefill" },
+        { r->threshold_given, "--gpu-prefill-threshold" }, { r->no_gpu_prefill, "--no-gpu-prefill" },
         { r->uploads_given, "--expert-uploads" },
         { r->graphs_given, "--cuda-graphs" }, { r->act_given, "--act" }, { r->cache_given, "--cache-weights" },
         { r->exact, "--exact" }, { r->max_memory != 0, "--max-memory" }, { o->template_file != NULL, "--template" },

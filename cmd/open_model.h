@@ -61,7 +61,7 @@ struct run_options {
     int gpu_layers, gpu_layers_given;       /* --gpu-layers: GPU_LAYERS_AUTO, or a number */
     int moe, moe_given;             /* --moe: enum moe_place */
     int gpu_experts, experts_given; /* --gpu-experts */
-    int prefill_threshold;          /* --gpu-prefill-threshold; 0: not given */
+    int prefill_threshold, threshold_given; /* --gpu-prefill-threshold: tokens, or 0: auto */
     int no_gpu_prefill;             /* --no-gpu-prefill */
     int expert_uploads, uploads_given;      /* --expert-uploads: percent, or EXPERT_UPLOADS_AUTO */
     /* --layer-window: enum layer_stream, the number of layers (0: as many as fit), and whether all
@@ -139,7 +139,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --moe hybrid|cpu|gpu   where a GPU's layers compute the experts that a router chooses: on both, as many on the GPU as fit; on the CPU;\n" \
     "                             or all on the GPU (default: hybrid)\n" \
     "      --gpu-experts N        keep N experts of each layer on the GPU; for the others see --expert-uploads (default: as many as fit)\n" \
-    "      --gpu-prefill-threshold N  in steps of at least N tokens the GPU computes all experts, and those that it lacks are uploaded (default: 300)\n" \
+    "      --gpu-prefill-threshold auto|N  in steps of at least N tokens the GPU computes all experts, and those that it lacks are uploaded;\n" \
+    "                             auto: from the measured break-even of link and CPU (default: auto)\n" \
     "      --no-gpu-prefill       never upload all experts for long prompts\n" \
     "      --expert-uploads auto|N  of the chosen experts that the GPU lacks, upload N percent for it while the CPU computes the others;\n" \
     "                             auto: by the measured speeds of link and CPU (default: auto)\n" \

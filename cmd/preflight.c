@@ -420,10 +420,12 @@ static void print_forecast_json(const struct forecast *f)
     if (!g)
         json_object_set_new(j, "rates", f->decode > 0 ? rates_json(&f->rates) : json_null());
     else
-        json_object_update_new(j, json_pack("{s:s, s:I, s:i, s:i, s:i, s:i, s:i, s:I, s:I, s:s?, s:I, s:s?}", "gpu_name", g->name,
+        json_object_update_new(j, json_pack("{s:s, s:I, s:i, s:i, s:i, s:i, s:i, s:i, s:s?, s:I, s:I, s:s?, s:I, s:s?}", "gpu_name", g->name,
                                             "reserve_bytes", (json_int_t)f->reserve, "layers", f->n_layers,
                                             "gpu_layers", g->n_layers, "gpu_layers_fit", g->most_layers,
                                             "experts", f->n_experts, "gpu_experts", g->n_experts,
+                                            "prefill_threshold", g->prefill_threshold,
+                                            "threshold_from", g->threshold_from,
                                             "host_weight_bytes", (json_int_t)g->host_weights, "host_kv_bytes",
                                             (json_int_t)g->host_kv, "cuda_graphs_off", g->graphs_off, "cached_bytes",
                                             (json_int_t)f->cached, "cache_weights_off", g->cache_off));
@@ -482,6 +484,9 @@ static void print_forecast(const struct forecast *f)
         print_rank(f->gpu, &f->gpu->ranks[i], f->n_layers);
     if (f->gpu && f->n_experts)
         printf("%-16s %d of %d of each layer on the GPU\n", "experts", f->gpu->n_experts, f->n_experts);
+    if (f->gpu && f->gpu->prefill_threshold)
+        printf("%-16s all on the GPU in steps of %d tokens or more (%s)\n", "", f->gpu->prefill_threshold,
+               f->gpu->threshold_from);
     if (f->gpu && f->gpu->window)
         printf("%-16s %d layers, %d of them stay; each step uploads %s\n", "window", f->gpu->window, f->gpu->kept,
                cli_bytes(size, f->gpu->stream_bytes));

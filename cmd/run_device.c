@@ -214,10 +214,11 @@ static int parse_moe(const char *prog, const char *arg, struct run_options *r)
 
 static int parse_threshold(const char *prog, const char *arg, struct run_options *r)
 {
-    long long n;
-    if (cli_parse_int(prog, "--gpu-prefill-threshold", arg, 1, 1 << 20, &n) != 0)
+    long long n = 0;
+    if (strcmp(arg, "auto") != 0 && cli_parse_int(prog, "--gpu-prefill-threshold", arg, 1, 1 << 20, &n) != 0)
         return CLI_USAGE;
     r->prefill_threshold = (int)n;
+    r->threshold_given = 1;
     return 0;
 }
 
@@ -244,7 +245,7 @@ static int parse_experts(const char *prog, const char *arg, struct run_options *
 /* Refuse placements of experts that contradict each other or need a GPU. */
 static int check_moe(const char *prog, struct run_options *r)
 {
-    if (r->prefill_threshold && r->no_gpu_prefill)
+    if (r->threshold_given && r->no_gpu_prefill)
         return cli_wrong(prog, "--gpu-prefill-threshold and --no-gpu-prefill exclude each other");
     if (r->moe != MOE_HYBRID && r->experts_given)
         return cli_wrong(prog, "--moe %s and --gpu-experts exclude each other: both place the experts",
@@ -253,7 +254,7 @@ static int check_moe(const char *prog, struct run_options *r)
         return cli_wrong(prog, "--expert-uploads: --moe %s leaves nothing to divide", run_moe_name(r->moe));
     if (r->uploads_given && r->tp > 1)
         return cli_wrong(prog, "--tp and --expert-uploads exclude each other: the GPUs hold all experts");
-    if ((r->prefill_threshold || r->no_gpu_prefill) && r->tp > 1)
+    if ((r->threshold_given || r->no_gpu_prefill) && r->tp > 1)
         return cli_wrong(prog, "--tp and %s exclude each other: the GPUs hold all experts",
                          r->no_gpu_prefill ? "--no-gpu-prefill" : "--gpu-prefill-threshold");
     if (r->uploads_given && !r->gpu)
@@ -264,8 +265,8 @@ static int check_moe(const char *prog, struct run_options *r)
     if (r->stream_window && r->gpu && (r->moe == MOE_CPU || r->experts_given))
         return cli_wrong(prog, "--layer-window and %s exclude each other: a window has layers with all their experts",
                          r->experts_given ? "--gpu-experts" : "--moe cpu");
-    if (r->prefill_threshold && !r->gpu)
-        return cli_wrong(prog, "--gpu-prefill-threshold %d: there is no GPU (--device)", r->prefill_threshold);
+    if (r->threshold_given && !r->gpu)
+        return cli_wrong(prog, "--gpu-prefill-threshold: there is no GPU (--device)");
     if (r->gpu || r->moe == MOE_CPU)
         return 0;
     if (r->experts_given)

@@ -67,7 +67,7 @@ _zse_serve() {
     --gpu-layers) COMPREPLY=($(compgen -W "N auto" -- "$cur")); return ;;
     --moe) COMPREPLY=($(compgen -W "hybrid cpu gpu" -- "$cur")); return ;;
     --gpu-experts) COMPREPLY=(); return ;;
-    --gpu-prefill-threshold) COMPREPLY=(); return ;;
+    --gpu-prefill-threshold) COMPREPLY=($(compgen -W "auto N" -- "$cur")); return ;;
     --expert-uploads) COMPREPLY=($(compgen -W "auto N" -- "$cur")); return ;;
     --layer-window) COMPREPLY=($(compgen -W "auto off" -- "$cur")); return ;;
     --prefetch) COMPREPLY=(); return ;;

@@ -77,7 +77,7 @@ complete -c zse-serve -l tp -x -d 'share every layer between N GPUs, the first o
 complete -c zse-serve -l gpu-layers -x -a 'N auto' -d 'the last N layers on the GPU, the others on the CPU; auto as many as fit (default all)'
 complete -c zse-serve -l moe -x -a 'hybrid cpu gpu' -d 'where a GPUs layers compute the experts that a router chooses on both, as many on the GPU as fit; on the CPU; or all on the GPU (default hybrid)'
 complete -c zse-serve -l gpu-experts -x -d 'keep N experts of each layer on the GPU; for the others see --expert-uploads (default as many as fit)'
-complete -c zse-serve -l gpu-prefill-threshold -x -d 'in steps of at least N tokens the GPU computes all experts, and those that it lacks are uploaded (default 300)'
+complete -c zse-serve -l gpu-prefill-threshold -x -a 'auto N' -d 'in steps of at least N tokens the GPU computes all experts, and those that it lacks are uploaded; auto from the measured break-even of link and CPU (default auto)'
 complete -c zse-serve -l no-gpu-prefill -d 'never upload all experts for long prompts'
 complete -c zse-serve -l expert-uploads -x -a 'auto N' -d 'of the chosen experts that the GPU lacks, upload N percent for it while the CPU computes the others; auto by the measured speeds of link and CPU (default auto)'
 complete -c zse-serve -l layer-window -x -a 'auto off' -d 'hold N layers in a GPUs memory and upload the others at every step; auto if they do not all fit (default auto)'

@@ -37,6 +37,7 @@ struct gpu_plan {
      * most_layers: the largest number that fits (0: none) */
     int n_layers, most_layers;
     int n_experts;                      /* experts of each layer on the device */
+    int prefill_threshold; const char *threshold_from;          /* as in struct backend_device */
     /* kv: keys, values and states; cached: f16 weight cache; work: activations and the step;
      * reserve: an allowance for the driver's own copies of graphs and kernels */
     size_t weights, cached, kv, work, reserve;

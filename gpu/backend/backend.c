@@ -354,6 +354,10 @@ static void add_device(struct backend_device *d, const struct backend_device *r,
 {
     add_stream(&d->stream, &r->stream, d->n_layers, r->n_layers, shares);
     add_experts(&d->experts, &r->experts);
+    if (r->prefill_threshold && (!d->prefill_threshold || r->prefill_threshold < d->prefill_threshold)) {
+        d->prefill_threshold = r->prefill_threshold;
+        d->threshold_from = r->threshold_from;
+    }
     for (int i = 0; i < r->n_ranks; i++)
         d->ranks[d->n_ranks++] = r->ranks[i];
     if (shares) {

@@ -77,6 +77,7 @@ static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
     p->n_layers = b->layers.end - b->layers.first;
     p->ranks[0].first_layer = b->layers.first;
     p->n_experts = b->n_experts;
+    p->prefill_threshold = slots_threshold(b, &p->threshold_from);
     p->tp = b->tp ? b->tp->n_ranks : 0;
     p->weights = pages(dweights_size(b->m, b->layers, b->n_experts));
     p->kv = pages(b->kv_size) + pages(b->state_size);
@@ -293,6 +294,10 @@ static void add_plan(struct gpu_plan *p, const struct gpu_plan *r, int shares)
     p->host_kv += r->host_kv;
     p->prefetch = r->prefetch > p->prefetch ? r->prefetch : p->prefetch;
     p->stream_bytes += r->stream_bytes;
+    if (!p->prefill_threshold) {        /* before any measurement all are equal */
+        p->prefill_threshold = r->prefill_threshold;
+        p->threshold_from = r->threshold_from;
+    }
     p->cache_off = p->cache_off ? p->cache_off : r->cache_off;
     p->graphs_off = p->graphs_off ? p->graphs_off : r->graphs_off;
 }

@@ -80,7 +80,8 @@ int slots_open(struct gpu_backend *b, struct err *e)
     for (int i = 0; i < 2; i++)
         if (!(h->filled[i] = gpu_event_open(b->g, e)) || !(h->used[i] = gpu_event_open(b->g, e)))
             return -1;
-    if (!(h->begun = gpu_event_open(b->g, e)) || !(h->swapped = gpu_event_open(b->g, e)) ||
+    if (!(h->begun = gpu_event_open(b->g, e)) || !(h->sent = gpu_event_open(b->g, e)) ||
+        !(h->swapped = gpu_event_open(b->g, e)) ||
         !(h->ring = gpu_ring_open(b->g, RING_BUFFERS, RING_BYTES, e)))
         return -1;
     b->pinned += RING_BUFFERS * (size_t)RING_BYTES;
@@ -94,7 +95,8 @@ int slots_open(struct gpu_backend *b, struct err *e)
 void slots_close(struct gpu_backend *b)
 {
     struct hybrid *h = &b->hybrid;
-    struct gpu_event *events[] = { h->filled[0], h->filled[1], h->used[0], h->used[1], h->begun, h->swapped };
+    struct gpu_event *events[] = { h->filled[0], h->filled[1], h->used[0], h->used[1], h->begun, h->sent,
+                                   h->swapped };
     crew_close(h->crew);
     gpu_ring_close(h->ring);
     for (size_t i = 0; i < sizeof events / sizeof *events; i++)
@@ -106,11 +108,58 @@ void slots_close(struct gpu_backend *b)
 
 /* ---- experts that pass through slots ---- */
 
-int slots_stream(const struct gpu_backend *b)
+static int may_stream(const struct gpu_backend *b) { return b->hybrid.stream_slots > 0 && !b->o.no_gpu_prefill; }
+
+/* The average number of a token's choices that the device lacks; until any were counted, as if all
+ * experts were chosen equally often. */
+static double misses_of_token(const struct gpu_backend *b)
 {
-    const int least = b->o.prefill_threshold ? b->o.prefill_threshold : BACKEND_PREFILL_THRESHOLD;
-    return b->hybrid.stream_slots > 0 && !b->o.no_gpu_prefill && b->n >= least;
+    const struct moe *m = &b->m->config.moe;
+    const struct backend_experts *c = &b->hybrid.counts;
+    const double all = (double)(c->hits + c->misses);
+    return m->top_k * (all > 0 ? (double)c->misses / all : (double)n_missing(b) / m->n_experts);
 }
+
+int slots_threshold(const struct gpu_backend *b, const char **from)
+{
+    const struct expert_speeds s = shares_speeds(&b->hybrid.shares);
+    *from = NULL;
+    if (!may_stream(b))
+        return 0;
+    if (b->o.prefill_threshold) {
+        *from = "given";
+        return b->o.prefill_threshold;
+    }
+    if (b->o.strict || s.link <= 0 || s.read <= 0 || s.products <= 0) {
+        *from = b->o.strict ? "fixed with --strict" : "until measured";
+        return EXPERT_THRESHOLD;
+    }
+    *from = "measured";
+    return expert_threshold(n_missing(b), misses_of_token(b), &s);
+}
+
+int slots_choose(struct gpu_backend *b, struct err *e)
+{
+    struct hybrid *h = &b->hybrid;
+    const char *from;
+    double seconds;
+    if (h->sent_bytes && gpu_event_elapsed(b->g, h->begun, h->sent, &seconds, e) < 0)
+        return -1;
+    if (h->sent_bytes)
+        shares_learn_link(&h->shares, (double)h->sent_bytes, seconds);
+    h->sent_bytes = 0;
+    h->threshold = slots_threshold(b, &from);
+    /* A speed that was measured wrong could exclude the steps that would measure it again.  So some
+     * of those that the speeds and EXPERT_THRESHOLD would compute differently follow the latter. */
+    if (!b->o.prefill_threshold && (b->n >= h->threshold) != (b->n >= EXPERT_THRESHOLD) &&
+        ++h->n_against >= SHARE_PROBE) {
+        h->n_against = 0;
+        h->threshold = EXPERT_THRESHOLD;
+    }
+    return 0;
+}
+
+int slots_stream(const struct gpu_backend *b) { return may_stream(b) && b->n >= b->hybrid.threshold; }
 
 void slots_pass_all(struct gpu_backend *b, int layer)
 {
@@ -155,7 +204,10 @@ static int fill_group(struct gpu_backend *b, const struct expert *experts, int f
     const size_t slot = slot_bytes(experts);
     uint64_t *bytes = chosen ? &h->counts.uploaded_bytes : &h->counts.streamed_bytes;
     h->timed_bytes = 0;                 /* the event `filled` becomes that of this group */
-    if (gpu_event_wait(b->g, GPU_COPY, h->used[turn], e) < 0)
+    const int times = !chosen && h->sent_bytes == 0;    /* the first group of a step */
+    const uint64_t before = *bytes;
+    if (gpu_event_wait(b->g, GPU_COPY, h->used[turn], e) < 0 ||
+        (times && gpu_event_record(b->g, GPU_COPY, h->begun, e) < 0))
         return -1;
     for (int x = 0; x < b->m->config.moe.n_experts; x++) {
         const int at = -1 - h->passing[x] - first;
@@ -164,6 +216,11 @@ static int fill_group(struct gpu_backend *b, const struct expert *experts, int f
             return -1;
     }
     *(chosen ? &h->counts.uploaded : &h->counts.streamed) += (uint64_t)n;
+    if (times) {
+        h->sent_bytes = *bytes - before;
+        if (gpu_event_record(b->g, GPU_COPY, h->sent, e) < 0)
+            return -1;
+    }
     return gpu_event_record(b->g, GPU_COPY, h->filled[turn], e) < 0
                ? -1 : gpu_event_wait(b->g, GPU_COMPUTE, h->filled[turn], e);
 }

@@ -190,8 +190,9 @@ int hybrid_divide(struct gpu_backend *b, int layer, struct gpu_route *r, struct 
 }
 
 /* Compute the host's pairs of tokens [first, first + n) of a layer, whose input is on the host.
- * Returns the number of bytes of h->result to upload; 0: there are none. */
-static size_t compute(struct gpu_backend *b, int layer, int first, int n)
+ * Returns the number of bytes of h->result to upload; 0: there are none.  *n_pairs: the number of
+ * these pairs. */
+static size_t compute(struct gpu_backend *b, int layer, int first, int n, int *n_pairs)
 {
     const struct config *c = &b->m->config;
     struct hybrid *h = &b->hybrid;
@@ -203,6 +204,7 @@ static size_t compute(struct gpu_backend *b, int layer, int first, int n)
         row[i] = here ? count++ : -1;
         id[i] = here ? id[i] : -1;
     }
+    *n_pairs = count;
     if (count == 0)
         return 0;
     cpu_experts_run(b->host, layer, h->input, id, h->weight + (size_t)first * (size_t)c->moe.top_k, n,
@@ -215,9 +217,13 @@ void hybrid_compute(struct gpu_backend *b, int layer)
     struct hybrid *h = &b->hybrid;
     const int n = b->n < hybrid_tokens(b) ? b->n : hybrid_tokens(b), n_here = h->n_missing - h->n_passing;
     const uint64_t begun = clock_ns();
-    h->result_bytes = host_computes(b) ? compute(b, layer, 0, n) : 0;
-    if (n == b->n && n_here > 0)
-        shares_learn_cpu(&h->shares, n, (double)slots_bytes(b, layer) * n_here, (double)(clock_ns() - begun) * 1e-9);
+    int n_pairs = 0;
+    h->result_bytes = host_computes(b) ? compute(b, layer, 0, n, &n_pairs) : 0;
+    if (n < b->n || n_here <= 0)
+        return;
+    const double bytes = (double)slots_bytes(b, layer), seconds = (double)(clock_ns() - begun) * 1e-9;
+    shares_learn_cpu(&h->shares, n, bytes * n_here, seconds);
+    shares_learn_products(&h->shares, n, bytes * n_pairs, seconds);
 }
 
 /* The part of a sum for tokens [first, first + n). */
@@ -240,6 +246,7 @@ int hybrid_sum(struct gpu_backend *b, int layer, const struct gpu_expert_sum *al
 {
     struct hybrid *h = &b->hybrid;
     const int most = hybrid_tokens(b);
+    int n_pairs;
     if (!host_computes(b))
         return gpu_expert_sum(b->g, all, e);
     for (int t = 0, n; t < all->n; t += n) {
@@ -249,7 +256,7 @@ int hybrid_sum(struct gpu_backend *b, int layer, const struct gpu_expert_sum *al
         if (t > 0 && (ask_input(b, t, n, e) < 0 || gpu_event_record(b->g, GPU_COMPUTE, h->asked, e) < 0 ||
                       gpu_event_sync(b->g, h->asked, e) < 0))
             return -1;
-        const size_t bytes = t == 0 ? h->result_bytes : compute(b, layer, t, n);
+        const size_t bytes = t == 0 ? h->result_bytes : compute(b, layer, t, n, &n_pairs);
         if (bytes && gpu_upload(b->g, GPU_COMPUTE, h->host_result, h->result, bytes, e) < 0)
             return -1;
         if (bytes) {

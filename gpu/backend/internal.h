@@ -57,8 +57,11 @@ struct hybrid {
     struct upload_crew *crew;
     struct expert_shares shares;
     uint64_t timed_bytes;               /* uploaded between the events `begun` and filled[0]; 0: none */
+    uint64_t sent_bytes;                /* the same of `begun` and `sent`, in a step that uploads all */
+    int threshold;                      /* tokens from which the device computes all experts of this step */
+    int n_against;                      /* steps since the last one that did not follow the speeds */
     struct gpu_ring *ring;
-    struct gpu_event *filled[2], *used[2], *begun, *swapped;
+    struct gpu_event *filled[2], *used[2], *begun, *sent, *swapped;
     struct expert_moves moves;
     int swapped_at;                     /* the first layer that waits for `swapped` */
     struct backend_experts counts;
@@ -327,6 +330,11 @@ int slots_begin(struct gpu_backend *b, struct err *e);
 int slots_need(struct gpu_backend *b, int layer, struct err *e);
 /* Count that n tokens chose from a layer's experts: id [n * top_k]. */
 void slots_count(struct gpu_backend *b, int layer, const int32_t *id, int n);
+/* The number of tokens of a step from which the device computes all experts, and uploads those that
+ * it lacks; 0: never.  *from: its source, static; NULL if 0. */
+int slots_threshold(const struct gpu_backend *b, const char **from);
+/* Before the layers of a step: decide whether the device computes all experts. */
+int slots_choose(struct gpu_backend *b, struct err *e);
 /* 1 if the device computes all experts of this step, because its prompts are long. */
 int slots_stream(const struct gpu_backend *b);
 /* Let all experts that the layer lacks pass through the slots. */

@@ -437,7 +437,7 @@ static int run_forward(struct gpu_backend *b, const struct batch *batch, float *
     for (int i = 0; i < batch->n_items; i++)
         n_hidden += batch->items[i].n_hidden;
     const int bucket = upload_step(b, batch, n_hidden == 0, &n_logits, &splits_bit, e);
-    if (bucket == -2)
+    if (bucket == -2 || (has_host_experts(b) && slots_choose(b, e) < 0))
         return -1;
     if (!has_head(b))
         return bucket >= 0 ? run_decode(b, bucket, splits_bit, e) : layers_run(b, e);
@@ -558,6 +558,7 @@ void rank_device(const struct gpu_backend *b, struct backend_device *d)
                                          .direct = b->link && gpu_link_is_direct(b->link),
                                          .n_heads = b->m->config.n_heads, .n_experts = b->n_experts };
     d->tp = b->tp ? b->tp->n_ranks : 0;
+    d->prefill_threshold = slots_threshold(b, &d->threshold_from);
     snprintf(d->ranks[0].name, sizeof d->ranks[0].name, "%.63s", b->plan.name);
     d->graphs.off = b->plan.graphs_off;
     dweights_stream(b->w, &d->stream);

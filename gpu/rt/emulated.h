@@ -29,6 +29,9 @@ void emulated_refuse(enum emulated_refusal what);
 /* From now on a device, or each of them, has `size` bytes of memory; 0: 4 GiB. */
 void emulated_device_memory(int device, size_t size);
 void emulated_memory(size_t size);
+/* From now on events of the copy stream of a device are as far apart as a link of this speed would
+ * take for the uploads between them, in bytes a second; 0: by the clock.  Nothing is delayed. */
+void emulated_link(double speed);
 /* Bytes of all uploads in a device's copy stream since the process began: weights. */
 size_t emulated_uploaded(int device);
 /* From now on call launch() for every kernel that is launched or recorded; NULL: no longer. */

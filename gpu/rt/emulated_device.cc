@@ -28,6 +28,7 @@ static struct {
     std::atomic<int> n_devices;         /* of emulated_devices(); 0: one */
     std::atomic<enum emulated_peers> peers;
     std::atomic<int> idle;              /* of emulated_idle() */
+    std::atomic<double> link;           /* of emulated_link() */
     int fail_device;                    /* of emulated_fail_on() */
     /* of emulated_fail; not a std::string, because tests may call it before constructors run */
     char fail_kernel[64];
@@ -98,6 +99,7 @@ void emulated_memory(size_t size)
     for (int i = 0; i < EMULATED_DEVICES; i++)
         emulated_device_memory(i, size);
 }
+void emulated_link(double speed) { state.link = speed; }
 size_t emulated_uploaded(int device) { return state.device[device].uploaded; }
 
 static size_t memory_size(const struct gpu *g)
@@ -481,7 +483,9 @@ int gpu_event_record(struct gpu *g, enum gpu_stream s, struct gpu_event *v, stru
     v->nodes = g->n_recorded;
     if (v->capture)
         return 0;
-    enqueue(g, s, [=] { v->ns = clock_ns(); });
+    const double link = s == GPU_COPY ? state.link.load() : 0;
+    const uint64_t sent = link > 0 ? (uint64_t)((double)device_of(g)->uploaded * 1e9 / link) : 0;
+    enqueue(g, s, [=] { v->ns = link > 0 ? sent : clock_ns(); });
     std::lock_guard<std::mutex> guard(g->lock);
     v->after = g->queue[s].n_queued;
     return 0;

@@ -73,7 +73,6 @@ enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
  * alone; the GPU alone; both, but no expert stays on the GPU. */
 enum moe_place { MOE_HYBRID, MOE_CPU, MOE_GPU, MOE_PASSING };
 enum { EXPERT_UPLOADS_AUTO = -1 };
-enum { BACKEND_PREFILL_THRESHOLD = 300 };
 
 /* Several GPUs: a pipeline of stages, each with consecutive layers of those that GPUs compute.  A
  * stage is one GPU, or with tp this number of GPUs, which share its layers. */
@@ -139,9 +138,10 @@ struct backend_options {
     /* moe: enum moe_place.  gpu_experts: number of experts of each layer on the GPU with
      * MOE_HYBRID; 0: as many as fit. */
     int moe, gpu_experts;
-    /* Experts that the GPU lacks: in a step of at least prefill_threshold tokens (0:
-     * BACKEND_PREFILL_THRESHOLD) the GPU computes them, too, and each is uploaded once for each
-     * layer; never with no_gpu_prefill, nor with MOE_CPU and `strict` together.
+    /* Experts that the GPU lacks: in a step of at least prefill_threshold tokens (0: by
+     * the measured speeds of link and CPU, see plan/expert_threshold.h; with `strict`
+     * EXPERT_THRESHOLD) the GPU computes them, too, and each is uploaded once for each layer; never
+     * with no_gpu_prefill, nor with MOE_CPU and `strict` together.
      * expert_uploads: in other steps, the part of the chosen experts, in percent, that is uploaded
      * for the GPU, or EXPERT_UPLOADS_AUTO: by the measured speeds of link and CPU; the CPU computes
      * the others.  With MOE_CPU it computes all, otherwise with `strict` none. */
@@ -225,6 +225,9 @@ struct backend_device {
     int n_ranks; struct backend_rank ranks[BACKEND_MOST_GPUS];
     int tp;                                 /* GPUs that share every layer; 0: one has it */
     struct backend_experts experts;
+    /* tokens of a step from which all experts that the device lacks are uploaded, of several the
+     * smallest number, and its source, static ("measured"); 0 and NULL: they never are */
+    int prefill_threshold; const char *threshold_from;
     size_t weights, cached, kv, work, reserve;      /* bytes: see gpu_plan */
     /* bytes by which the free memory of the devices fell while the backend opened, by whatever
      * program; 0: unknown */

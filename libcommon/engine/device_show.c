@@ -9,7 +9,7 @@
 void device_line(char out[DEVICE_LINE], const struct engine_stats *s, int n_layers)
 {
     const struct backend_device *d = &s->device;
-    char where[96] = "all on the processor", graphs[96] = "", cached[96] = "", window[96] = "";
+    char where[96] = "all on the processor", graphs[96] = "", cached[96] = "", window[96] = "", experts[112] = "";
     int direct = 1;
     for (int i = 1; i < d->n_ranks; i++)
         direct &= d->ranks[i].direct;
@@ -26,9 +26,12 @@ void device_line(char out[DEVICE_LINE], const struct engine_stats *s, int n_laye
     if (d->name)
         snprintf(graphs, sizeof graphs, "; graphs %s%s", d->graphs.off ? "off: " : "on",
                  d->graphs.off ? d->graphs.off : "");
-    snprintf(out, DEVICE_LINE, "on %.150s; attention: %s; keys and values: %d block%s of %d tokens, %.1f K tokens, %.1f MB%s%s%s", s->backend, where, s->n_blocks,
+    if (d->prefill_threshold)
+        snprintf(experts, sizeof experts, "; all experts on the device in steps of %d tokens or more (%s)",
+                 d->prefill_threshold, d->threshold_from);
+    snprintf(out, DEVICE_LINE, "on %.150s; attention: %s; keys and values: %d block%s of %d tokens, %.1f K tokens, %.1f MB%s%s%s%s", s->backend, where, s->n_blocks,
              s->n_blocks == 1 ? "" : "s", KV_BLOCK, (double)s->n_blocks * KV_BLOCK * 1e-3, (double)s->kv_bytes * 1e-6,
-             window, cached, graphs);
+             window, experts, cached, graphs);
 }
 
 void device_names(char out[DEVICE_NAMES], const struct engine_stats *s)
@@ -82,9 +85,11 @@ json_t *device_graphs_json(const struct backend_graphs *g)
                      buckets);
 }
 
-json_t *device_experts_json(const struct backend_experts *x)
+json_t *device_experts_json(const struct backend_device *d)
 {
-    return json_pack("{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "hits", (json_int_t)x->hits, "misses", (json_int_t)x->misses,
+    const struct backend_experts *x = &d->experts;
+    return json_pack("{s:i, s:s?, s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:I}", "prefill_threshold", d->prefill_threshold,
+                     "threshold_from", d->threshold_from, "hits", (json_int_t)x->hits, "misses", (json_int_t)x->misses,
                      "moved", (json_int_t)x->moved, "moved_bytes", (json_int_t)x->moved_bytes, "streamed",
                      (json_int_t)x->streamed, "streamed_bytes", (json_int_t)x->streamed_bytes, "uploaded",
                      (json_int_t)x->uploaded, "uploaded_bytes", (json_int_t)x->uploaded_bytes);

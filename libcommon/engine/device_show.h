@@ -22,9 +22,10 @@ json_t *device_ranks_json(const struct backend_device *d);
 /* Returns {"on", "off_reason", "refused", "buckets": [{"sequences", "captured", "replays"}]}; only
  * buckets that have a graph are listed. */
 json_t *device_graphs_json(const struct backend_graphs *g);
-/* Returns {"hits", "misses", "moved", "moved_bytes", "streamed", "streamed_bytes", "uploaded",
- * "uploaded_bytes"}: the counts of struct backend_experts. */
-json_t *device_experts_json(const struct backend_experts *x);
+/* Returns {"prefill_threshold", "threshold_from"}, as in struct backend_device, and the counts of
+ * struct backend_experts: {"hits", "misses", "moved", "moved_bytes", "streamed", "streamed_bytes",
+ * "uploaded", "uploaded_bytes"}. */
+json_t *device_experts_json(const struct backend_device *d);
 
 /* Returns null if all layers fit, else {"window", "kept", "slots", "prefetch", "strategy",
  * "given_back", "uses", "prefetch_hits", "evictions", "uploaded_bytes", "step_wait_s",

@@ -15,18 +15,18 @@ int expert_share(int n, double link, double cpu)
     return best;
 }
 
-/* The speed of the CPU for steps of n_tokens tokens. */
-static double *cpu_of(struct expert_shares *s, int n_tokens)
+/* The index of speeds of steps of n_tokens tokens. */
+static int size_of(int n_tokens)
 {
     int i = 0;
     while (i < SHARE_SIZES - 1 && 1 << i < n_tokens)
         i++;
-    return &s->cpu[i];
+    return i;
 }
 
 int shares_divide(struct expert_shares *s, int n, int n_tokens)
 {
-    const double cpu = *cpu_of(s, n_tokens);
+    const double cpu = s->cpu[size_of(n_tokens)];
     if (s->link <= 0 || cpu <= 0)
         return n / 2;
     int up = expert_share(n, s->link, cpu);
@@ -49,7 +49,22 @@ void shares_learn_link(struct expert_shares *s, double bytes, double seconds) { 
 
 void shares_learn_cpu(struct expert_shares *s, int n_tokens, double bytes, double seconds)
 {
-    learn(cpu_of(s, n_tokens), bytes, seconds);
+    learn(&s->cpu[size_of(n_tokens)], bytes, seconds);
+}
+
+void shares_learn_products(struct expert_shares *s, int n_tokens, double bytes, double seconds)
+{
+    learn(&s->products[size_of(n_tokens)], bytes, seconds);
+}
+
+struct expert_speeds shares_speeds(const struct expert_shares *s)
+{
+    struct expert_speeds v = { .link = s->link };
+    for (int i = 0; i < SHARE_SIZES; i++) {
+        v.read = s->cpu[i] > v.read ? s->cpu[i] : v.read;
+        v.products = i >= SHARE_MANY && s->products[i] > v.products ? s->products[i] : v.products;
+    }
+    return v;
 }
 
 void experts_first(int *id, int n, int n_first, const float *count)

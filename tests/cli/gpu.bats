@@ -90,14 +90,24 @@ setup_file() {
   for o in '--moe cpu' '--moe gpu' '--gpu-experts 3 --gpu-layers 1' '--gpu-experts 0 --expert-uploads 60' '--gpu-experts 3 --strict'; do
     [ "$("$chat" "$m" --raw -p 'Once upon' --temp 0 --max-tokens 3 --exact --ids --device emulated $o)" = "$want" ]
   done
-  "$chat" "$m" --plan --json --device emulated --gpu-experts 3 | jq -e '.fits and .experts == 8 and .gpu_experts == 3 and .host_weight_bytes > 0 and .host_kv_bytes == 0 and (.cuda_graphs_off | test("experts"))'
-  "$chat" "$m" --plan --json --device emulated | jq -e '.gpu_experts == 8 and .host_weight_bytes == 0'
+  "$chat" "$m" --plan --json --device emulated --gpu-experts 3 | jq -e '.fits and .experts == 8 and .gpu_experts == 3 and .prefill_threshold == 300 and .threshold_from == "until measured" and .host_weight_bytes > 0 and .host_kv_bytes == 0 and (.cuda_graphs_off | test("experts"))'
+  "$chat" "$m" --plan --json --device emulated | jq -e '.gpu_experts == 8 and .host_weight_bytes == 0 and .prefill_threshold == 0 and .threshold_from == null'
+  for o in 'auto --strict|300 tokens or more (fixed with --strict)' 'auto|300 tokens or more (until measured)' '20|20 tokens or more (given)'; do
+    # shellcheck disable=SC2086     # words
+    "$chat" "$m" --plan --device emulated --gpu-experts 3 --gpu-prefill-threshold ${o%|*} >"$BATS_TEST_TMPDIR/plan"
+    grep -qF "all on the GPU in steps of ${o#*|}" "$BATS_TEST_TMPDIR/plan"
+  done
+  run -0 --separate-stderr "$chat" "$m" --raw -p hi --max-tokens 1 --device emulated --gpu-experts 3 --verbose
+  [[ "$stderr" == *"; all experts on the device in steps of 300 tokens or more (until measured); graphs off"* ]]
+  run -2 --separate-stderr "$chat" "$m" --raw -p hi --device emulated --gpu-prefill-threshold auto --no-gpu-prefill
+  [[ "$stderr" == *"exclude each other"* ]]
+  run -2 --separate-stderr "$chat" "$m" --raw -p hi --device emulated --gpu-prefill-threshold some
   "$chat" "$m" --plan --device emulated --moe cpu | grep -q '^experts .*0 of 8 of each layer on the GPU'
   run -1 --separate-stderr "$chat" "$m" --raw -p hi --device emulated --gpu-experts 9
   [[ "$stderr" == *"--gpu-experts 9: each layer has 8 experts"* ]]
   bench=$B/emulated/zse-bench
   "$bench" "$m" --device emulated -p 8 -n 2 -r 1 --gpu-experts 3 --gpu-prefill-threshold 8 --json >"$BATS_TEST_TMPDIR/j"
-  jq -se '.[0].gpu | .experts == 3 and (.expert_use | .streamed > 0 and .streamed % 5 == 0 and .streamed_bytes > 0 and .hits + .misses > 0)' "$BATS_TEST_TMPDIR/j"
+  jq -se '.[0].gpu | .experts == 3 and (.expert_use | .prefill_threshold == 8 and .threshold_from == "given" and .streamed > 0 and .streamed % 5 == 0 and .streamed_bytes > 0 and .hits + .misses > 0)' "$BATS_TEST_TMPDIR/j"
   "$bench" prefill "$m" --device emulated --compare --tokens 9 -r 1 --layer-window 2 --prefetch 1 --json >"$BATS_TEST_TMPDIR/j"
   jq -e '.rows | map(.place) == ["cpu", "hybrid", "streamed", "window", "gpu"] and all(.why_not == null and .seconds > 0)
          and (map(.uploaded_bytes > 0) == [false, false, true, true, false]) and .[0].gpu_weight_bytes == 0

@@ -84,6 +84,63 @@ static void drawn(void **state)
     router_trace_release(&t);
 }
 
+/* The break-even of expert_threshold.h, of 128 experts of which a token chooses 8: 11 tokens choose
+ * half of them, 16 * products / link tokens take the CPU as long as the upload. */
+static void thresholds(void **state)
+{
+    (void)state;
+    enum { HALF = 11 };
+    static const struct { const char *what; int missing; double misses, link, read, products; int want; } cases[] = {
+        { "products decide", 128, 8, 25, 40, 125, 80 },
+        { "a link of half the speed", 128, 8, 12.5, 40, 125, 160 },
+        { "a CPU of three times the speed", 128, 8, 25, 40, 375, 240 },
+        { "fewer choices miss, as those on the device are chosen more often", 64, 2, 25, 40, 125, 160 },
+        { "a part is rounded up", 128, 8, 25, 40, 126, 81 },
+        { "reading decides: n with 1 - (15 / 16)^n >= 30 / 40", 128, 8, 40, 30, 1000, 22 },
+        { "few tokens leave most experts to themselves", 128, 8, 4000, 40, 125, HALF },
+        { "the least number of tokens", 1, 1, 1e12, 1, 1, 1 },
+        { "all misses", 8, 8, 1e12, 1, 1, 1 },
+        { "more misses than experts", 2, 8, 1e12, 1, 1, 1 },
+        { "a slow link", 128, 8, 1e-3, 40, 125, EXPERT_THRESHOLD_MOST },
+        { "a fast CPU", 128, 8, 25, 1e12, 1e12, EXPERT_THRESHOLD_MOST },
+        { "all experts on the device", 0, 0, 25, 40, 125, EXPERT_THRESHOLD },
+        { "no choice misses", 64, 0, 25, 40, 125, EXPERT_THRESHOLD },
+        { "no speed of the link", 128, 8, 0, 40, 125, EXPERT_THRESHOLD },
+        { "no speed of reading", 128, 8, 25, 0, 125, EXPERT_THRESHOLD },
+        { "no speed of products", 128, 8, 25, 40, 0, EXPERT_THRESHOLD },
+        { "a negative speed", 128, 8, -25, 40, 125, EXPERT_THRESHOLD },
+        { "NaN", 128, 8, NAN, 40, 125, EXPERT_THRESHOLD },
+        { "NaN", 128, 8, 25, NAN, 125, EXPERT_THRESHOLD },
+        { "NaN", 128, 8, 25, 40, NAN, EXPERT_THRESHOLD },
+        { "NaN", 128, NAN, 25, 40, 125, EXPERT_THRESHOLD },
+        { "an infinite speed", 128, 8, INFINITY, 40, 125, EXPERT_THRESHOLD },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const struct expert_speeds s = { cases[i].link, cases[i].read, cases[i].products };
+        const int got = expert_threshold(cases[i].missing, cases[i].misses, &s);
+        if (got != cases[i].want)
+            fail_msg("%s: %d tokens, expected %d", cases[i].what, got, cases[i].want);
+    }
+}
+
+/* Products of few tokens are not known to be the fastest, so they count from 9 tokens on. */
+static void speeds(void **state)
+{
+    (void)state;
+    struct expert_shares s = { 0 };
+    shares_learn_link(&s, 25, 1);
+    shares_learn_cpu(&s, 1, 40, 1);
+    shares_learn_products(&s, 1, 40, 1);
+    shares_learn_products(&s, 8, 90, 1);
+    struct expert_speeds v = shares_speeds(&s);
+    assert_true(v.link == 25 && v.read == 40 && v.products == 0);
+    shares_learn_cpu(&s, 64, 20, 1);
+    shares_learn_products(&s, 64, 80, 1);
+    shares_learn_products(&s, 9, 70, 1);
+    v = shares_speeds(&s);
+    assert_true(v.link == 25 && v.read == 40 && v.products == 80);
+}
+
 static void shares(void **state)
 {
     (void)state;
@@ -207,6 +264,8 @@ int main(void)
         cmocka_unit_test(traces),
         cmocka_unit_test(drawn),
         cmocka_unit_test(shares),
+        cmocka_unit_test(thresholds),
+        cmocka_unit_test(speeds),
         cmocka_unit_test(learned),
         cmocka_unit_test(most_chosen),
         cmocka_unit_test(policies),

@@ -16,6 +16,7 @@
 
 #pragma weak emulated_fail              /* a GPU has no injected faults */
 #pragma weak emulated_idle
+#pragma weak emulated_link
 
 enum { MAX_TOKENS = 320, N_BLOCKS = 64 };
 
@@ -639,6 +640,98 @@ static void divided(void **state)
     free(want), free(got), free(before);
 }
 
+/* The steps of a prompt of N tokens after one of FIRST_STEP tokens that lets the backend measure:
+ * with a slow link the CPU computes some of the experts, with a fast one all are uploaded.  Returns
+ * the threshold of the last step. */
+enum { FIRST_STEP = 20, BREAK_N = 60 };
+static int run_break_even(struct model *m, struct backend_options o, double link, float *logits, uint64_t *n_streamed,
+                          const char **from)
+{
+    int32_t id[FIRST_STEP + BREAK_N];
+    struct backend_device d;
+    random_ids(id, FIRST_STEP + BREAK_N, m->config.vocab_size);
+    emulated_link(link);
+    void *b = open_backend(&backend_gpu, m, &o);
+    backend_gpu.device(b, &d);
+    assert_int_equal(d.prefill_threshold, EXPERT_THRESHOLD);
+    forward(&backend_gpu, b, id, 0, FIRST_STEP, 0, NULL);
+    assert_int_equal(counts_of(b).streamed, 0);
+    forward(&backend_gpu, b, id + FIRST_STEP, FIRST_STEP, BREAK_N, 2, logits);
+    backend_gpu.device(b, &d);
+    backend_gpu.close(b);
+    emulated_link(0);
+    *n_streamed = d.experts.streamed;
+    *from = d.threshold_from;
+    return d.prefill_threshold;
+}
+
+/* Without a number the measured break-even decides whether all experts are uploaded; the answer
+ * stays that of the CPU. */
+static void break_even(void **state)
+{
+    (void)state;
+    static const double links[2] = { 1, 1e12 };
+    uint8_t *owned[MOST_EXPERT_MATS];
+    if (!emulated_link)
+        skip();
+    struct model *m = load("tiny", QT_F16);
+    int n_owned = make_mixture(m, QT_NL4, 32, owned);
+    const size_t size = 2 * (size_t)m->config.vocab_size;
+    float *want = malloc(size * sizeof *want), *got = malloc(size * sizeof *got);
+    int32_t id[FIRST_STEP + BREAK_N];
+    random_ids(id, FIRST_STEP + BREAK_N, m->config.vocab_size);
+    const struct backend_options cpu = options(1, 0);
+    void *b = open_backend(&backend_cpu, m, &cpu);
+    forward(&backend_cpu, b, id, 0, FIRST_STEP + BREAK_N, 2, want);
+    backend_cpu.close(b);
+    for (int fast = 0; fast < 2; fast++) {
+        struct backend_options o = options(1, 1);
+        uint64_t n;
+        const char *from;
+        o.expert_uploads = 50;          /* both speeds are measured */
+        const int threshold = run_break_even(m, o, links[fast], got, &n, &from);
+        assert_string_equal(from, "measured");
+        if (fast)
+            assert_in_range(threshold, 1, FIRST_STEP);
+        else
+            assert_true(threshold > BREAK_N);
+        assert_int_equal(n, fast ? 2 * (N_EXPERTS - 1) : 0);
+        if (!(error_of(got, want, size) <= 1e-4))
+            fail_msg("link %g: error %.3g of the largest logit, limit 1e-4", links[fast], error_of(got, want, size));
+    }
+    while (n_owned)
+        free(owned[--n_owned]);
+    model_close(m);
+    free(want), free(got);
+}
+
+/* With strict nothing that was measured counts, and every bit is the same. */
+static void strict_break_even(void **state)
+{
+    (void)state;
+    uint8_t *owned[MOST_EXPERT_MATS];
+    if (!emulated_link)
+        skip();
+    struct model *m = load("tiny", QT_F16);
+    int n_owned = make_mixture(m, QT_NL4, 32, owned);
+    const size_t size = 2 * (size_t)m->config.vocab_size;
+    float *want = malloc(size * sizeof *want), *got = malloc(size * sizeof *got);
+    for (int fast = 0; fast < 2; fast++) {
+        struct backend_options o = options(0, 1);
+        uint64_t n;
+        const char *from;
+        o.strict = 1;
+        assert_int_equal(run_break_even(m, o, fast ? 1e12 : 1, fast ? got : want, &n, &from), EXPERT_THRESHOLD);
+        assert_string_equal(from, "fixed with --strict");
+        assert_int_equal(n, 0);
+    }
+    assert_memory_equal(got, want, size * sizeof *got);
+    while (n_owned)
+        free(owned[--n_owned]);
+    model_close(m);
+    free(want), free(got);
+}
+
 /* With strict every bit is that of a device with all experts, whatever the number of those that it
  * has, for prompts, single tokens and prompts whose experts all pass through, also after experts
  * have moved. */
@@ -807,8 +900,8 @@ int main(void)
         cmocka_unit_test(same_bits), cmocka_unit_test(batches),
         cmocka_unit_test(streamed), cmocka_unit_test(streamed_biases), cmocka_unit_test(lite_bytes),
         cmocka_unit_test(host_memory), cmocka_unit_test(moved),
-        cmocka_unit_test(divided), cmocka_unit_test(strict_anywhere),
-        cmocka_unit_test(placement), cmocka_unit_test(lost),
+        cmocka_unit_test(divided), cmocka_unit_test(break_even), cmocka_unit_test(strict_break_even),
+        cmocka_unit_test(strict_anywhere), cmocka_unit_test(placement), cmocka_unit_test(lost),
     };
     if (gpu_kind[0] != 'e' && !device_usable())
         return 0;

@@ -96,7 +96,7 @@ static json_t *on_gpus(const struct server *s)
                                               (json_int_t)e.device.total, "lost", e.device.lost, "cached_bytes",
                                               (json_int_t)e.device.cached, "cache_weights_off", e.device.cache_off,
                                               "cuda_graphs", device_graphs_json(&e.device.graphs), "expert_use",
-                                              device_experts_json(&e.device.experts), "stream",
+                                              device_experts_json(&e.device), "stream",
                                               device_stream_json(&e.device.stream), "gpus",
                                               device_ranks_json(&e.device)));
     }
