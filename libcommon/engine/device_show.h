@@ -6,7 +6,7 @@
 
 #include "libcommon/engine/engine.h"
 
-enum { DEVICE_LINE = 640 };
+enum { DEVICE_LINE = 768 };
 /* Write a line such as
  * "on cuda NVIDIA H200, 12 of 28 layers; attention: 12 of 28 layers on the device, the others on
  * the processor; keys and values: 512 blocks of 16 tokens, 8.2 K tokens, 1073.7 MB; f16 weight
