@@ -139,7 +139,7 @@ setup_file() {
   [[ "$output" == *"for layers 0 to 1 on GPU 0 (--pp-split)"* ]]
   "$B/emulated/zse-bench" "$MODEL" --gpus 0,1 -p 2 -n 1 -r 1 -w 0 --json >"$BATS_TEST_TMPDIR/j"
   jq -se '.[0] | .device == "emulated 2 x emulated, 2+2 of 4 layers" and [.gpu.gpus[].index] == [0, 1] and .gpu.gpus[1].direct' "$BATS_TEST_TMPDIR/j"
-  ZSE_TEST_FAULT=norm:20@1 run -1 --separate-stderr "$chat" "$MODEL" -p hi --max-tokens 8 --gpus 0,1
+  ZSE_TEST_FAULT=matvec:20@1 run -1 --separate-stderr "$chat" "$MODEL" -p hi --max-tokens 8 --gpus 0,1
   [[ "$stderr" == *"emulated:1: "* ]]
   while IFS='|' read -r wrong says; do
     # shellcheck disable=SC2086     # words
