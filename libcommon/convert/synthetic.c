@@ -118,7 +118,8 @@ static const struct synthetic_shape *find_shape(const char *name, int *n_layers,
                 return &shapes[i];
             char *end;
             const long n = strtol(name + length + 1, &end, 10);
-            *n_layers = n > 0 && n <= MOST_SYNTHETIC_LAYERS && !*end ? (int)n : 0;
+            const int digit = name[length + 1] >= '0' && name[length + 1] <= '9';
+            *n_layers = digit && n > 0 && n <= MOST_SYNTHETIC_LAYERS && !*end ? (int)n : 0;
             if (*n_layers)
                 return &shapes[i];
             err_set(e, ERR_UNSUPPORTED, "'%s': found '%s', expected a number of layers, 1 to %d", name,

@@ -436,7 +436,7 @@ LIST
   done
   zse-convert --synthetic SmolLM2-135M:3 -o "$T/three.zse" >/dev/null
   [ "$(zse-info "$T/three.zse" --json | jq .config.num_hidden_layers)" = 3 ]
-  for layers in '' 0 -1 x 4x 99999999999; do
+  for layers in '' 0 -1 +2 ' 2' x 4x 99999999999; do
     run -1 --separate-stderr zse-convert --synthetic "Qwen2.5-7B:$layers" -n
     [[ $stderr == *"'Qwen2.5-7B:$layers': found '$layers', expected a number of layers, 1 to 1000"* ]]
   done
