@@ -24,8 +24,9 @@ struct expert_speeds { double link, read, products; };
  *
  *     max(B * chosen(n) / read, B * n * misses / products) >= B * m / link
  *
- * where B cancels out, but at least the n with chosen(n) >= m / 2: for fewer tokens, uploading only
- * the chosen experts takes less than half the time.  At most EXPERT_THRESHOLD_MOST.
+ * B cancels out.  The result is never below the least n with chosen(n) >= m / 2: fewer tokens
+ * choose less than half of the experts, so uploading only those takes less than half the time.
+ * It is at most EXPERT_THRESHOLD_MOST.
  * EXPERT_THRESHOLD if nothing is missing (m <= 0), or if a speed or `misses` is not a finite number
  * above 0. */
 int expert_threshold(int n_missing, double misses, const struct expert_speeds *s);

@@ -80,9 +80,9 @@ static float *expected_logits(const char *name, size_t vocab, int32_t id[FIRST])
     return want;
 }
 
-/* Where the experts are: on the device the first n, half or all; the others on the CPU, or uploaded
- * once for each layer and step, beside those that stay (persistent prefill) or all of them
- * (streamed). */
+/* Where the experts are.  The device holds the first n, half or all of them.  The CPU computes the
+ * others, or they are uploaded once for each layer and step: only those that the device lacks
+ * (persistent prefill), or all of them (streamed). */
 enum { HALF = -1, ALL = -2 };
 static const struct placement { const char *name; int n, streams; } placements[] = {
     { "none", 0, 0 }, { "half", HALF, 0 }, { "one", 1, 0 }, { "streamed", 0, 1 }, { "persistent", HALF, 1 },
