@@ -5,6 +5,7 @@
 #                      driver are installed; none: never)
 #   make B=build/asan CFLAGS='-O1 -g -fsanitize=address,undefined' \
 #     LDFLAGS='-fsanitize=address,undefined' check
+#   make B=build/evex VNNI=evex    the kernels for AVX-VNNI in AVX-512's encoding
 #   make B=build/arm64 CC=aarch64-linux-gnu-gcc-12     for ARM64 (scripts/deps --cross arm64)
 B       ?= build
 PREFIX  ?= /usr/local
@@ -101,6 +102,8 @@ LINES   := $(if $(filter -g,$(CFLAGS)),-g1)
 AVX512  := -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16 -mavx512vbmi -mfma -mf16c $(LINES)
 $(B)/%_avx2.o: SIMD := -mavx2 -mfma -mf16c $(LINES)
 $(B)/%_avxvnni.o: SIMD := -mavx2 -mfma -mf16c -mavxvnni $(LINES)
+EVEX    := libcommon/kernels/kernels_avxvnni.c libcommon/hw/roofline_avx2.c
+$(EVEX:%.c=$(B)/%.o): SIMD += $(if $(filter evex,$(VNNI)),-DZSE_VNNI_EVEX)
 $(B)/%_avx512.o: SIMD := $(AVX512)
 $(B)/%_amx.o: SIMD := -mamx-tile -mamx-int8
 $(B)/libcommon/kernels/%_amx.o: SIMD := $(AVX512) -mamx-tile -mamx-int8

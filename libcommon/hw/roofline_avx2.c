@@ -2,10 +2,8 @@
  * (vpmaddubsw, vpmaddwd, vpaddd) for the work of one vpdpbusd; the AVX-VNNI loop at the end of the
  * file uses vpdpbusd.  Two loads, FMAs or dot products a cycle at a latency of 4 or 5 keep 10
  * accumulators busy; there are 12. */
+#include "libcommon/base/vnni_ymm.h"
 #include "libcommon/hw/roofline.h"
-
-#include <cpuid.h>
-#include <immintrin.h>
 
 enum { SUMS = 12 };
 #define EACH _Pragma("GCC unroll 12") for (int i = 0; i < SUMS; i++)
@@ -66,11 +64,7 @@ const struct roofline_loops roofline_avx2 = { "avx2", supported, read_all, int8_
 
 /* ---- AVX-VNNI ---- */
 
-static int has_vnni(void)
-{
-    unsigned a, b, c, d;
-    return supported() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
-}
+static int has_vnni(void) { return supported() && vnni_ymm_supported(); }
 
 __attribute__((target("avx2,avxvnni"))) static double vnni_dot(int rounds)
 {
@@ -80,7 +74,7 @@ __attribute__((target("avx2,avxvnni"))) static double vnni_dot(int rounds)
     KEEP(b);
     for (int r = 0; r < rounds; r++)
         EACH {
-            sum[i] = _mm256_dpbusd_avx_epi32(sum[i], a, b);
+            VNNI_BYTES(sum[i], a, b);
             KEEP(sum[i]);
         }
     return 2.0 * 32 * SUMS * rounds;

@@ -5,19 +5,14 @@
  *
  * vpdpbusd multiplies unsigned by signed bytes, so weights are used as value + 128 and the sums
  * start at -128 * sum of activations. */
+#include "libcommon/base/vnni_ymm.h"
 #include "libcommon/kernels/kernels.h"
-
-#include <cpuid.h>
 
 #define SET(name) avxvnni_##name
 
 #include "libcommon/kernels/vec_avx2.inc"
 
-static int supported(void)
-{
-    unsigned a, b, c, d;
-    return kernels_avx2.supported() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 4 & 1;
-}
+static int supported(void) { return kernels_avx2.supported() && vnni_ymm_supported(); }
 
 enum { BLOCK_K = 512, PANEL_MAX = 6, STREAM_MAX = 8, SEED_PER_STEP = 1, MORE_BYTES = 512 * TILE_ROWS, BIAS = 128 };
 #define SEED(codes, sum) (-BIAS * (sum))
@@ -32,8 +27,8 @@ static int bias_of(const struct qtype_info *t) { (void)t; return BIAS; }
 /* d [T] = seed + dot products of 16 rows, T tokens, n lines of 4 k (a multiple of 8).  In
  * assembly because compilers spill the 12 sums of T = 6. */
 #define LINE_TOKEN(T, j, t) \
-    "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%ymm14\n" "%{vex%} vpdpbusd %%ymm14, %%ymm12, %[x" #t "]\n" \
-        "%{vex%} vpdpbusd %%ymm14, %%ymm13, %[y" #t "]\n"
+    "vpbroadcastd 4*(" #T "*" #j "+" #t ")(%[a]), %%ymm14\n" VNNI_ENCODING "vpdpbusd %%ymm14, %%ymm12, %[x" #t "]\n" \
+        VNNI_ENCODING "vpdpbusd %%ymm14, %%ymm13, %[y" #t "]\n"
 #define LINE(T, j) "vmovdqa 128*" #j "(%[w]), %%ymm12\n" "vmovdqa 128*" #j "+32(%[w]), %%ymm13\n" EACH_##T(LINE_TOKEN, T, j)
 #define BEGIN(T, j, t) "vpbroadcastd 4*" #t "(%[seed]), %[x" #t "]\n" "vmovdqa %[x" #t "], %[y" #t "]\n"
 #define SUM(t) [x##t] "=&x"(d[t].a), [y##t] "=&x"(d[t].b)
@@ -134,7 +129,7 @@ INLINE void step_sums(const int T, const int O, const int codes, const struct qt
                 const __m256i v = LOOKED_UP_16(codes) ? _mm256_shuffle_epi8(table, found)
                                 : codes == STREAM_BYTES ? _mm256_xor_si256(found, flip) : found;
                 UNROLL for (int t = 0; t < T; t++)
-                    d[t][r] = _mm256_dpbusd_avx_epi32(d[t][r], v, four(code + 4 * t));
+                    VNNI_BYTES(d[t][r], v, four(code + 4 * t));
             }
     }
     EACH_SUM(t, r)
