@@ -148,20 +148,4 @@ DEVICE void few_rest(float (&c)[N][TOKENS8][2][4], const uint8_t *const (&data)[
     }
 }
 
-/* Add one warp's part of a product to c: the tiles at data[0..N) of N matrices, which have the type
- * and shape of m, times the tokens; WARPS warps divide the steps of k.  act: as for few_load(). */
-template <int TYPE, int TOKENS8, int N, int WARPS, class TABLE, class ACT>
-DEVICE void multiply_few(float (&c)[N][TOKENS8][2][4], const uint8_t *const (&data)[N], const gpu_mat &m,
-                         const TABLE &table, int warp, int g, int t, ACT act)
-{
-    constexpr int STEPS = few_steps<TYPE, TOKENS8, N>::STEPS;
-    int first = warp * STEPS;
-    for (; first < few_end<TYPE, TOKENS8, N>(m); first += WARPS * STEPS) {
-        few_steps<TYPE, TOKENS8, N> s;
-        few_load(s, data, m, first, g, t, act);
-        few_multiply(c, s, m, first, t, table, act);
-    }
-    few_rest<TYPE>(c, data, m, first, g, t, table, act);
-}
-
 #endif

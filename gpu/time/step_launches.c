@@ -422,17 +422,18 @@ static void route(struct walk *w, const struct layer *l)
 /* Experts of few tokens: gate and up, or down. */
 static void expert_matvec(struct walk *w, const char *what, const struct mat *const *m, int n)
 {
-    enum { WARPS = 8, PER_SM = 4 };
+    enum { WARPS = 8, PER_SM = 2 };
     const struct moe *moe = &w->m->config.moe;
     const int most = gpu_most_tiles(w->n * moe->top_k, moe->n_experts, GPU_EXPERT_FEW),
-              wanted = (int)ceil_of(PER_SM * w->g->n_sms, m[0]->n_tiles), rows = wanted < most ? wanted : most,
+              teams = n == 2 ? 1 : 2, wanted = (int)ceil_of(PER_SM * w->g->n_sms, m[0]->n_tiles),
+              longest = (int)ceil_of(most, teams), rows = wanted < longest ? wanted : longest,
               loads = loads_of(m[0]) * n, steps = steps_at_once(loads), adds = w->n <= GPU_MATVEC_TOKENS;
-    const double tiles = chosen(moe, w->n), passes = ceil(tiles / rows);
+    const double tiles = chosen(moe, w->n), groups = ceil(tiles / teams), passes = ceil(groups / rows);
     struct timed_launch l = { .kernel = "expert_matvec", .what = what, .part = TIMED_LINEAR,
-                              .blocks = (unsigned)(m[0]->n_tiles * rows), .threads = WARPS * 32,
-                              .active = (unsigned)(m[0]->n_tiles * ceil(tiles < rows ? tiles : rows)),
-                              .shared = (size_t)((has_table(m[0]) ? TABLE_SIZE : 0) +
-                                                 4 * WARPS * n * GPU_EXPERT_FEW * PAD) };
+                              .blocks = (unsigned)(m[0]->n_tiles * rows), .threads = teams * WARPS * 32,
+                              .active = (unsigned)(m[0]->n_tiles * (groups < rows ? groups : rows)),
+                              .shared = (size_t)((has_table(m[0]) ? 2 * TABLE_SIZE : 0) +
+                                                 4 * teams * WARPS * n * GPU_EXPERT_FEW * PAD) };
     const double each = instructions(w, "expert-matvec", m[0]->type, n == 2 ? "-gate-up" : "", w->g->sm, &l.registers);
     const double results = n == 1 && adds ? 4.0 * w->n * moe->top_k * m[0]->rows : 0;
     for (int i = 0; i < n; i++) {
@@ -442,10 +443,11 @@ static void expert_matvec(struct walk *w, const char *what, const struct mat *co
         l.issue += each * tiles * m[i]->n_tiles * n_steps(m[i]) * loads_of(m[i]);
     }
     l.l2_bytes = l.bytes + tiles * m[0]->n_tiles * 2.0 * m[0]->cols_padded + 2 * results;
-    l.setup_l2 = 3 * passes;            /* the tile, its pairs, the first activations */
+    /* the first tile; the first weights, while the codebook is written and pairs are read */
+    l.setup_l2 = 1;
+    l.setup_memory = 1;
     if (results > 0)    /* the fence after the results; the count of blocks; choices and then results */
         l.setup_l2 += 2 + 2 * ceil((double)w->n / WARPS) * ceil(moe->top_k / 8.0);
-    l.setup_cycles = has_table(m[0]) ? TABLE_TURN * TABLE_SIZE / 4 / l.threads : 0;
     l.turns = passes * ceil((double)n_steps(m[0]) / (WARPS * steps));
     l.turn_memory = l.turn_l2 = 1;
     l.turn_cycles = each * steps * loads;
