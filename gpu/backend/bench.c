@@ -460,7 +460,9 @@ static int decode(struct bench *b, const char *kernel, struct err *e)
     b->table_of = series(b, b->n_sequences, 0, b->blocks_each, b->n_sequences, e);
     a->partial = take(b, (size_t)b->n_sequences * (size_t)a->n_heads * (size_t)a->max_splits *
                       (size_t)(a->head_dim + 2) * sizeof(float), e);
-    if (!a->step.pos || !b->table_of || !a->partial)
+    const size_t counters = (size_t)b->n_sequences * (size_t)a->n_heads * sizeof *a->arrived;
+    if (!a->step.pos || !b->table_of || !a->partial || !(a->arrived = take(b, counters, e)) ||
+        gpu_fill(b->g, GPU_COMPUTE, a->arrived, 0, counters, e) < 0)
         return -1;
     for (int i = 0; i < b->o->n_tokens; i++) {
         const int n = b->n = a->n_rows = a->step.n = b->o->tokens[i];

@@ -206,6 +206,7 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
             n *= 2;
         b->logit_rows = n;
     }
+    const size_t counters = (size_t)partial_rows(b, 1) * (size_t)c->n_heads;
     int n = 0;
     part[n++] = (struct buffer_place){ &b->x, t * hidden * f };
     part[n++] = (struct buffer_place){ &b->y, t * hidden * f };
@@ -225,7 +226,8 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     part[n++] = (struct buffer_place){ &b->act_shared, b->shared_apart ? t * (size_t)b->stride_mlp * h : 0 };
     part[n++] = (struct buffer_place){ &b->act_expert, t * (size_t)c->moe.top_k * (size_t)b->stride_expert * h };
     n += plan_states(b, t, part + n);
-    part[n++] = (struct buffer_place){ &b->tickets, GPU_SPLIT_TICKETS * sizeof *b->tickets };
+    part[n++] = (struct buffer_place){ &b->tickets, sizeof *b->tickets *
+                                       (counters > GPU_SPLIT_TICKETS ? counters : GPU_SPLIT_TICKETS) };
     part[n++] = (struct buffer_place){ &b->act_code, b->o.act_int8 ? t *
                                (size_t)GPU_CODE_STRIDE(most_of(b->stride_hidden, b->stride_att, b->stride_mlp)) : 0 };
     part[n++] = (struct buffer_place){ &b->act_scale, b->o.act_int8 ? t * f : 0 };

@@ -131,7 +131,7 @@ struct gpu_backend {
     uint16_t *act_expert; float *mid_expert, *out_expert;
     /* with act_int8: the rounded input of the current matrices */
     int8_t *act_code; float *act_scale;
-    unsigned *tickets;              /* gpu_linear.tickets */
+    unsigned *tickets;              /* gpu_linear.tickets, gpu_attention.arrived */
     /* the norm whose result the launch before it has left in act and hf; NULL: none */
     const struct dnorm *normed;
     int32_t *step; size_t step_room;        /* in words of 4 bytes */

@@ -646,7 +646,7 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
                                .gate = c->attn_gate ? b->att_gate : NULL,
                                .gate_each = c->attn_gate == ATTN_GATE_HEAD ? c->head_dim : 1, .step = step_of(b, index),
                                .kv = kv,
-                               .partial = b->partial, .max_splits = b->splits,
+                               .partial = b->partial, .arrived = b->tickets, .max_splits = b->splits,
                                .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
     if (run_decode_rows(b, &a, e) < 0 || (b->n_tiles && gpu_attn_prefill(b->g, &a, e) < 0))
         return -1;
@@ -708,7 +708,8 @@ static int run_latent(struct gpu_backend *b, const struct dlayer *l, int index, 
                                   .kv = kv_of(b, index) };
     struct gpu_attention a = { .q = b->q, .out = b->latent_sums, .n_heads = c->n_heads, .n_kv_heads = 1,
                                .head_dim = c->head_dim, .value_dim = m->kv_rank, .scale = c->attn_scale,
-                               .step = step_of(b, index), .kv = x.kv, .partial = b->partial, .max_splits = b->splits,
+                               .step = step_of(b, index), .kv = x.kv, .partial = b->partial, .arrived = b->tickets,
+                               .max_splits = b->splits,
                                .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
     *out = (struct input){ .act = b->act_att, .stride = b->stride_att, .x = b->latent_heads, .ldx = width };
     if (run_latent_inputs(b, l, in, e) < 0 || gpu_latent(b->g, &x, e) < 0 ||

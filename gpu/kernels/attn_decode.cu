@@ -21,8 +21,9 @@
  * Latent attention: up to 8 heads read the same latents.  A warp computes the scores of one
  * position after the other, with 8 elements a lane at a time.
  *
- * A second kernel merges the splits.  First its threads compute the weights of the splits, then
- * each thread adds up one element in the order of the splits.  Nothing depends on the other tokens
+ * A block stores its sums in global memory, and the block of a token and its heads that ends last
+ * merges the splits: a warp computes the weights of a head's splits, then each thread adds up two
+ * elements in the order of the splits.  Nothing depends on the order of blocks or the other tokens
  * of the batch. */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/hadamard.cuh"
@@ -30,7 +31,8 @@
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
 
-enum { WARPS = 8, THREADS = WARPS * 32, MERGE_THREADS = 128, MAX_GROUP = 8 };
+enum { WARPS = 8, THREADS = WARPS * 32, MAX_GROUP = 8 };
+static_assert((int)MAX_GROUP <= (int)WARPS, "each head of a group has a warp");
 
 /* The work of a block: query heads first_head .. + n_group of one KV head, positions [from, to) of
  * the token's context; from is the start of a KV block. */
@@ -59,6 +61,9 @@ template <int GROUP> DEVICE split_job split_job_of(const gpu_attention &o, int p
         j.tail = kv_place_of(o.kv.tail, o.step.tables + o.step.tail_of[j.t], head);
     return j;
 }
+
+/* The number of splits of the token; the first one has the position `begin`. */
+DEVICE int n_splits_of(const split_job &j) { return j.pos < 0 ? 0 : j.pos / GPU_SPLIT - j.begin / GPU_SPLIT + 1; }
 
 /* Whether the 16 positions from p0 on are read from the tail. */
 template <int KV> DEVICE int in_tail(const split_job &j, int p0)
@@ -238,20 +243,107 @@ template <int KV, int GROUP, int LATENT> DEVICE void add_values(float *part, con
             part[(row * GROUP + h) * value_dim_of<LATENT>(o) + d + i] = acc[h][i];
 }
 
+/* Apply the gate to element d of token t, counted from the first element of `head`, and store
+ * it. */
+DEVICE void store_merged(const gpu_attention &o, int t, int head, int n, int d, float v)
+{
+    const int k = head * n + d;
+    if (o.gate)
+        v /= 1 + expf(-o.gate[((size_t)t * o.n_heads * n + k) / o.gate_each]);
+    if (o.out)
+        o.out[(size_t)t * o.n_heads * n + k] = v;
+    if (o.act)
+        o.act[(size_t)t * o.act_stride + act_place(k, o.order)] = act_of(v);
+}
+
+/* Merge the splits of a token for the heads of a group.  part: the first head's sums of split 0,
+ * with those of the next head next_head floats further; n: elements of a value.  Shared memory:
+ * weight [GROUP][GPU_SPLIT], total [GROUP], sums [GROUP][n]. */
+DEVICE void merge_splits(const gpu_attention &o, const split_job &j, int n_splits, const float *part, size_t next_head,
+                         float *weight, float *total, float *sums, int n)
+{
+    enum { AT_ONCE = 8 };
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = j.first_head + warp, has_head = warp < j.n_group;
+    const int each = n + 2;
+    part += (size_t)(j.begin / GPU_SPLIT) * each;
+    /* of this warp's head: the maximum and the sum of each split */
+    const float *const ends = part + (has_head ? warp : 0) * next_head + n;
+    const float2 mine = lane < n_splits ? load_pair_shared_by_blocks(ends + lane * each) : make_float2(0, 0);
+    const auto end_of = [&](int s) { return s == lane ? mine : load_pair_shared_by_blocks(ends + (size_t)s * each); };
+    float most = -INFINITY;
+    if (has_head) {
+        float sum = 0;
+        most = o.sinks ? o.sinks[head] : -INFINITY;
+        for (int s = lane; s < n_splits; s += 32)
+            most = fmaxf(most, end_of(s).x);
+        most = warp_max(most);
+        for (int s = lane; s < n_splits; s += 32) {
+            const float2 end = end_of(s);
+            sum = fmaf(end.y, expf(end.x - most), sum);
+        }
+        sum = warp_sum(sum) + (o.sinks ? expf(o.sinks[head] - most) : 0);
+        if (lane == 0)
+            total[warp] = sum;
+    }
+    int from = 0;
+    do {                                /* splits from .. from + many - 1 */
+        const int many = min(n_splits - from, (int)GPU_SPLIT);
+        for (int s = lane; has_head && s < many; s += 32)
+            weight[warp * GPU_SPLIT + s] = expf(end_of(from + s).x - most);
+        __syncthreads();                /* the weights are there */
+        for (int i = 2 * threadIdx.x; i < j.n_group * n; i += 2 * THREADS) {
+            const int h = i / n;
+            const float *const v = part + h * next_head + (size_t)from * each + (i - h * n);
+            float2 sum = from ? make_float2(sums[i], sums[i + 1]) : make_float2(0, 0);
+            for (int s = 0; s < many; s += AT_ONCE) {
+                float2 x[AT_ONCE];
+#pragma unroll
+                for (int u = 0; u < AT_ONCE; u++)       /* beyond the last one: not used */
+                    x[u] = load_pair_shared_by_blocks(v + (size_t)min(s + u, many - 1) * each);
+#pragma unroll
+                for (int u = 0; u < AT_ONCE; u++)
+                    if (s + u < many) {
+                        const float w = weight[h * GPU_SPLIT + s + u];
+                        sum.x = fmaf(x[u].x, w, sum.x);
+                        sum.y = fmaf(x[u].y, w, sum.y);
+                    }
+            }
+            const int last = from + GPU_SPLIT >= n_splits && n_splits;
+            sums[i] = last ? sum.x / total[h] : sum.x;
+            sums[i + 1] = last ? sum.y / total[h] : sum.y;
+        }
+        from += GPU_SPLIT;
+        if (from < n_splits || o.kv.rotated)
+            __syncthreads();            /* the weights are read, and all sums are there */
+    } while (from < n_splits);
+    if (o.kv.rotated) {
+        if (has_head)
+            hadamard<32>(sums + warp * n, n, lane);
+        __syncthreads();
+    }
+    for (int i = 2 * threadIdx.x; i < j.n_group * n; i += 2 * THREADS) {
+        store_merged(o, j.t, j.first_head, n, i, sums[i]);
+        store_merged(o, j.t, j.first_head, n, i + 1, sums[i + 1]);
+    }
+    if (o.act && j.first_head + j.n_group == o.n_heads)
+        act_pad(o.act + (size_t)j.t * o.act_stride, o.n_heads * n, o.order, threadIdx.x, THREADS);
+}
+
 template <int KV, int GROUP, int LATENT>
 __global__ __launch_bounds__(THREADS) void attn_split_kernel(gpu_attention o, int passes)
 {
     const split_job j = split_job_of<GROUP>(o, passes);
-    if (j.from >= j.to)
-        return;                         /* the merge kernel skips this split */
+    /* the first block of a token that only pads the batch stores zeros */
+    if (j.from >= j.to && (j.pos >= 0 || blockIdx.x))
+        return;
     const int n = o.head_dim, size = value_dim_of<LATENT>(o), warp = threadIdx.x / 32, lanes = size / 8;
     const int rows = THREADS / lanes, row = threadIdx.x / lanes;
     SHARED(float, q);                   /* [GROUP][n] */
     float *score = q + GROUP * n;       /* [GROUP][GPU_SPLIT] */
     float *part = score + GROUP * GPU_SPLIT;        /* [rows][GROUP][size] */
-    float *merged = o.partial + (((size_t)blockIdx.z * o.n_heads + j.first_head) * o.max_splits + blockIdx.x) *
-                                (size + 2);
     const size_t next_head = (size_t)o.max_splits * (size + 2);
+    float *const all = o.partial + ((size_t)blockIdx.z * o.n_heads + j.first_head) * next_head;
+    float *const merged = all + (size_t)blockIdx.x * (size + 2);
     for (int i = threadIdx.x; i < GROUP * n; i += THREADS)      /* the heads of a group follow each other */
         q[i] = i < j.n_group * n ? o.q[((size_t)j.t * o.n_heads + j.first_head) * n + i] : 0;
     __syncthreads();
@@ -274,59 +366,14 @@ __global__ __launch_bounds__(THREADS) void attn_split_kernel(gpu_attention o, in
                 sum += part[(r * GROUP + h) * size + d];
             merged[h * next_head + d] = sum;
         }
-}
-
-/* Apply the gate to element d of a head of token t, and store it. */
-DEVICE void store_merged(const gpu_attention &o, int t, int head, int n, int d, float v)
-{
-    const int k = head * n + d;
-    if (o.gate)
-        v /= 1 + expf(-o.gate[((size_t)t * o.n_heads * n + k) / o.gate_each]);
-    if (o.out)
-        o.out[(size_t)t * o.n_heads * n + k] = v;
-    if (o.act)
-        o.act[(size_t)t * o.act_stride + act_place(k, o.order)] = act_of(v);
-}
-
-/* Merge one head of one token.  Every warp computes the maximum and the sum itself, which saves two
- * barriers and gives the same numbers. */
-__global__ __launch_bounds__(MERGE_THREADS) void attn_merge_kernel(gpu_attention o)
-{
-    SHARED(float, weight);              /* [splits of the token] */
-    const int head = blockIdx.x, t = o.rows[blockIdx.y], pos = o.step.pos[t], lane = threadIdx.x % 32;
-    const int n = o.value_dim ? o.value_dim : o.head_dim, first = first_seen(pos, o.window, o.chunk) / GPU_SPLIT;
-    const int n_splits = pos < 0 ? 0 : pos / GPU_SPLIT - first + 1;
-    const float *part = o.partial + (((size_t)blockIdx.y * o.n_heads + head) * o.max_splits + first) * (n + 2);
-    float most = o.sinks ? o.sinks[head] : -INFINITY, sum = 0;
-    for (int s = lane; s < n_splits; s += 32)
-        most = fmaxf(most, part[s * (n + 2) + n]);
-    most = warp_max(most);
-    for (int s = threadIdx.x; s < n_splits; s += MERGE_THREADS)
-        weight[s] = expf(part[s * (n + 2) + n] - most);
-    __syncthreads();
-    for (int s = lane; s < n_splits; s += 32)
-        sum = fmaf(part[s * (n + 2) + n + 1], weight[s], sum);
-    sum = warp_sum(sum) + (o.sinks ? expf(o.sinks[head] - most) : 0);
-    float *rotated = weight + o.max_splits;     /* [n], only if o.kv.rotated */
-    for (int d = threadIdx.x; d < n; d += MERGE_THREADS) {
-        float v = 0;
-#pragma unroll 8
-        for (int s = 0; s < n_splits; s++)
-            v = fmaf(part[s * (n + 2) + d], weight[s], v);
-        v = n_splits ? v / sum : 0;
-        if (o.kv.rotated)
-            rotated[d] = v;
-        else
-            store_merged(o, t, head, n, d, v);
-    }
-    if (o.kv.rotated) {
-        __syncthreads();
-        hadamard<MERGE_THREADS>(rotated, n, threadIdx.x);
-        for (int d = threadIdx.x; d < n; d += MERGE_THREADS)
-            store_merged(o, t, head, n, d, rotated[d]);
-    }
-    if (o.act && head == o.n_heads - 1)
-        act_pad(o.act + (size_t)t * o.act_stride, o.n_heads * n, o.order, threadIdx.x, MERGE_THREADS);
+    /* queries are no longer read: their first word is the answer, and sums of weights follow */
+    unsigned *const arrived = o.arrived + blockIdx.z * gridDim.y + blockIdx.y;
+    const int n_splits = n_splits_of(j);
+    if (n_splits > 1 && !last_block(arrived, (unsigned)n_splits, reinterpret_cast<unsigned *>(q)))
+        return;
+    if (n_splits <= 1)
+        __syncthreads();                /* this block has stored all sums */
+    merge_splits(o, j, n_splits, all, next_head, score, q + 1, part, size);
 }
 
 template <int KV, int GROUP, int LATENT = 0> static int run(struct gpu *g, const gpu_attention *o, struct err *e)
@@ -334,12 +381,9 @@ template <int KV, int GROUP, int LATENT = 0> static int run(struct gpu *g, const
     const int share = o->n_heads / o->n_kv_heads, passes = (share + GROUP - 1) / GROUP;
     const size_t size = (size_t)(LATENT ? o->value_dim : o->head_dim), rows = THREADS / (size / 8);
     const size_t shared = sizeof(float) * ((size_t)GROUP * o->head_dim + GROUP * GPU_SPLIT + rows * GROUP * size);
-    if (launch(g, "attn_split", attn_split_kernel<KV, GROUP, LATENT>,
-               dim3((unsigned)o->max_splits, (unsigned)(o->n_kv_heads * passes), (unsigned)o->n_rows), THREADS, shared,
-               e, *o, passes) < 0)
-        return -1;
-    return launch(g, "attn_merge", attn_merge_kernel, dim3((unsigned)o->n_heads, (unsigned)o->n_rows), MERGE_THREADS,
-                  sizeof(float) * ((size_t)o->max_splits + (o->kv.rotated ? (size_t)o->head_dim : 0)), e, *o);
+    return launch(g, "attn_split", attn_split_kernel<KV, GROUP, LATENT>,
+                  dim3((unsigned)o->max_splits, (unsigned)(o->n_kv_heads * passes), (unsigned)o->n_rows), THREADS,
+                  shared, e, *o, passes);
 }
 
 template <int KV> static int run_kv(struct gpu *g, const gpu_attention *o, struct err *e)

@@ -263,6 +263,7 @@ struct gpu_attention {
     /* decode: the tokens rows[0..n_rows) */
     const int32_t *rows; int n_rows;
     float *partial;                     /* [n_rows][n_heads][max_splits][head_dim + 2] */
+    unsigned *arrived;                  /* [n_rows][n_heads] counters, 0 before and after */
     /* splits of this launch: at least those of the longest sequence */
     int max_splits;
     /* prefill: tiles of consecutive tokens of one sequence: first token and number */

@@ -107,6 +107,11 @@ DEVICE uint32_t word_of(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? 
 
 /* A float that another block of this launch may have written: past L1. */
 DEVICE float load_shared_by_blocks(const float *p) { return EITHER(__ldcg(p), *p); }
+/* Two of them, at a multiple of 8 bytes. */
+DEVICE float2 load_pair_shared_by_blocks(const float *p)
+{
+    return EITHER(__ldcg(reinterpret_cast<const float2 *>(p)), make_float2(p[0], p[1]));
+}
 
 /* Start to copy 16 bytes from global to shared memory, without waiting. */
 DEVICE void copy_async(void *to, const void *from)

@@ -553,32 +553,30 @@ static int seen(const struct walk *w, int index)
 
 static void attend_decode(struct walk *w, int index)
 {
-    enum { WARPS = 8, THREADS = WARPS * 32, MERGE_THREADS = 128, MAX_GROUP = 8, AT_ONCE = 8 };
+    enum { WARPS = 8, THREADS = WARPS * 32, MAX_GROUP = 8, AT_ONCE = 8 };
     const struct config *c = &w->m->config;
     const int share = c->n_heads / c->n_kv_heads, dim = c->head_dim,
               group = share <= 2 ? share : share <= 4 ? 4 : MAX_GROUP,
               rows = THREADS / (dim / 8), n = seen(w, index), in_split = n < GPU_SPLIT ? n : GPU_SPLIT;
     const unsigned passes = ceil_of(share, group), heads = (unsigned)c->n_kv_heads * passes;
     const double kv = 4.0 * n * dim * c->n_kv_heads * w->n_seqs;
+    /* each block stores its sums, and the last one of its heads reads those of all splits */
+    const double sums = 4.0 * w->n * c->n_heads * ceil_of(n, GPU_SPLIT) * (dim + 2);
     add(w, (struct timed_launch){
         .kernel = "attn_split", .what = "attention", .part = TIMED_ATTENTION,
         .blocks = (unsigned)w->splits * heads * (unsigned)w->n, .threads = THREADS,
         .active = ceil_of(n, GPU_SPLIT) * heads * (unsigned)w->n_seqs, .registers = 128,
         .shared = sizeof(float) * (size_t)(group * dim + group * GPU_SPLIT + rows * group * dim),
-        .bytes = kv, .l2_bytes = kv * passes,
+        .bytes = kv, .l2_bytes = kv * passes + 2 * sums,
         /* for an element of a key or value a product with each head, and half an instruction to
          * convert it */
         .issue = kv / 2 * passes * (group + 0.5) / 32,
-        .setup_l2 = 5,                  /* the row, its position, its table, the block, the queries */
+        /* the row, its position, its table, the block, the queries; the fence after the sums and
+         * the count of blocks; the weights of splits and then their sums */
+        .setup_l2 = 5 + 2 + 1 + ceil((double)ceil_of(n, GPU_SPLIT) / AT_ONCE),
         .turns = ceil(in_split / 16.0 / WARPS) * ceil(dim / 16.0 / AT_ONCE) +
                  ceil((double)in_split / rows / AT_ONCE),
         .turn_memory = 1 });
-    add(w, (struct timed_launch){
-        .kernel = "attn_merge", .what = "attention", .part = TIMED_ATTENTION,
-        .blocks = (unsigned)(c->n_heads * w->n), .threads = MERGE_THREADS,
-        .shared = sizeof(float) * (size_t)w->splits,
-        .l2_bytes = 4.0 * w->n * c->n_heads * w->splits * (dim + 2),
-        .setup_l2 = 5 + ceil(w->splits / 8.0) });
 }
 
 static void attend_prompt(struct walk *w, int index)
