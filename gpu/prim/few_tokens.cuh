@@ -24,9 +24,7 @@ template <int TOKENS8, int N> DEVICE void store_sums(float *to, const float (&c)
 template <int TYPE, int TOKENS8, int N> struct few_steps {
     static constexpr int LOADS = format<TYPE>::raw * N, STEPS = LOADS >= 8 ? 1 : LOADS >= 4 ? 2 : 4;
     /* whether a turn is a unit of four groups of 32 k, whose scales are loaded at once */
-    static constexpr bool UNITS = format<TYPE>::scales == SCALE_S8 && format<TYPE>::raw == 1 && STEPS == 4 &&
-                                  format<TYPE>::extras == EXTRA_NONE && format<TYPE>::halves == 1 &&
-                                  !format<TYPE>::wide && !format<TYPE>::base3;
+    static constexpr bool UNITS = BY_UNITS<TYPE> && STEPS == UNIT_STEPS;
     /* whether a turn's activations are loaded before it: elsewhere registers are scarce */
     static constexpr bool EARLY = TOKENS8 == 1 && N == 2;
     raw_step<TYPE> raw[N][STEPS];

@@ -158,6 +158,12 @@ DEVICE uint32_t half_add(uint32_t a, uint32_t b)
     return EITHER(from_half2(__hadd2(as_half2(a), as_half2(b))),
                   emulated_pair(half_low(a) + half_low(b), half_high(a) + half_high(b)));
 }
+/* a times the lower (i 0) or the upper half of b. */
+DEVICE uint32_t half_mul_by(uint32_t a, uint32_t b, int i)
+{
+    return EITHER(from_half2(__hmul2(as_half2(a), i ? __high2half2(as_half2(b)) : __low2half2(as_half2(b)))),
+                  half_mul(a, prmt(b, b, i ? 0x3232 : 0x1010)));
+}
 DEVICE uint32_t half_fma(uint32_t a, uint32_t b, uint32_t c)
 {
     return EITHER(from_half2(__hfma2(as_half2(a), as_half2(b), as_half2(c))),

@@ -121,6 +121,25 @@ template <int TYPE> DEVICE void load_step(raw_step<TYPE> &r, const uint8_t *tile
     }
 }
 
+/* Whether the units of a format are four steps with one group of scales each, at fixed distances: a
+ * lane loads the scales of a unit with 16 bytes. */
+template <int TYPE>
+constexpr bool BY_UNITS = format<TYPE>::scales == SCALE_S8 && format<TYPE>::extras == EXTRA_NONE &&
+                          format<TYPE>::raw == 1 && format<TYPE>::halves == 1 && !format<TYPE>::wide &&
+                          !format<TYPE>::base3;
+enum { UNIT_STEPS = 4 };
+template <int TYPE> constexpr int STEP_CODES = format<TYPE>::bits * 128;          /* bytes */
+template <int TYPE> constexpr int UNIT_BYTES = UNIT_STEPS * (TILE_OF_ROWS + STEP_CODES<TYPE>);
+
+/* A lane's scales of a unit of a tile, and its codes of step k of the unit with these scales. */
+template <int TYPE> DEVICE const uint8_t *unit_scales(const uint8_t *tile, int unit, int g)
+{
+    return tile + (format<TYPE>::row_scale ? 128 : 0) + unit * UNIT_BYTES<TYPE> + g * 16;
+}
+template <int TYPE> DEVICE const uint8_t *unit_codes(const uint8_t *scales, int k, int t)
+{
+    return scales + UNIT_STEPS * TILE_OF_ROWS + k * STEP_CODES<TYPE> + (format<TYPE>::bits < 4 ? t >> 1 : t) * 128;
+}
 
 /* 0x6400 | n is 1024 + n in f16, for n < 1024. */
 DEVICE uint32_t pair_of_bytes(uint32_t low, uint32_t high, int j, int bias)
@@ -262,6 +281,13 @@ template <int TYPE> DEVICE uint32_t decode_scale(const raw_step<TYPE> &r, int i)
         s = half_add(s, is_signed ? 0xe480e480u : 0xe400e400u);
     }
     return s;
+}
+
+/* The scales of rows 2p and 2p + 1 as f16, from a word of a unit's scales: four signed bytes plus
+ * 128. */
+DEVICE uint32_t decode_scales(uint32_t bytes, int p)
+{
+    return half_add(prmt(bytes, 0x64646464u, p ? 0x4342 : 0x4140), 0xe480e480u);
 }
 
 /* The values, multiplied by the scale of their group. */

@@ -158,7 +158,8 @@ static void add_matmul(struct walk *w, const char *what, const struct mat *m)
 static void add_split(struct walk *w, const char *what, const struct mat *const *m, int n_mats)
 {
     enum { WARPS = 8, STEPS_AT_ONCE = 4 };
-    const int tokens = w->n <= 32 ? 32 : 64, by_tokens = (int)ceil_of(w->n, tokens), table = has_table(m[0]);
+    const int tokens = w->n <= 32 ? 32 : 64, by_tokens = (int)ceil_of(w->n, tokens), table = has_table(m[0]),
+              wide = tokens == 32;
     int units = 0;
     for (int i = 0; i < n_mats; i++)
         units += gpu_split_units(m[i]->n_tiles);
@@ -166,7 +167,8 @@ static void add_split(struct walk *w, const char *what, const struct mat *const 
               longest = (int)ceil_of(stages, parts);
     struct timed_launch l = { .kernel = "matmul_split", .what = what, .part = TIMED_LINEAR,
                               .blocks = (unsigned)(units * parts * by_tokens), .threads = WARPS * 32,
-                              .shared = (size_t)((table ? TABLE_SIZE : 0) + 2 * GPU_SPLIT_STAGE * tokens * 64) };
+                              .shared = (size_t)((table ? wide ? 2 * TABLE_SIZE : TABLE_SIZE : 0) +
+                                                 2 * GPU_SPLIT_STAGE * tokens * 64) };
     const double each = instructions(w, "matmul-split", m[0]->type, tokens == 32 ? "-32" : "-64", w->g->sm,
                                      &l.registers),
                  sums = (double)l.blocks * GPU_SPLIT_TILES * TILE_ROWS * tokens * sizeof(float);
@@ -181,7 +183,8 @@ static void add_split(struct walk *w, const char *what, const struct mat *const 
     l.setup_memory = 1;
     /* the residual; the sums' fence and counter, and the loads of two parts at a time */
     l.setup_l2 = 1 + (parts > 1 ? 2 + ceil(parts / 2.0) : 0);
-    l.setup_cycles = table ? TABLE_TURN * TABLE_SIZE / 4 / l.threads : 0;
+    /* a wide table is written while the first weights are on their way */
+    l.setup_cycles = table && !wide ? TABLE_TURN * TABLE_SIZE / 4 / l.threads : 0;
     l.turns = longest;
     l.ahead = 1;
     l.turn_memory = 1.0 / by_tokens;

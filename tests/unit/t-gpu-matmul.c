@@ -441,16 +441,19 @@ static void split(void **state)
 {
     (void)state;
     enum { MOST = 128, ROWS = 70, LDO = 140, MATS = 3 };
-    static const int n_rows[MATS] = { ROWS, 1, 2 * ROWS }, all_cols[] = { 100, 256, 300, 1400 },
-                     n_tokens[] = { MOST, 17, 70 };
-    static const enum qtype types[] = { QT_NL4, QT_I4Z, QT_I8R, QT_F16 };
+    static const int n_rows[MATS] = { ROWS, 1, 2 * ROWS }, n_tokens[] = { MOST, 17, 70 };
+    /* with and without a rest of the stages of 256 columns, and of the units of 128 */
+    static const struct { enum qtype type; int cols; } cases[] = {
+        { QT_I4Z, 100 }, { QT_I8R, 256 }, { QT_F16, 300 }, { QT_NL4, 1400 }, { QT_NL4, 512 }, { QT_NL4, 640 },
+        { QT_M2, 800 },
+    };
     struct rng r = { 11 };
     float *first = malloc(MATS * MOST * LDO * sizeof *first), *out = malloc(MOST * LDO * sizeof *out),
           *before = malloc(MOST * LDO * sizeof *before);
     for (int i = 0; i < MOST * LDO; i++)
         before[i] = uniform(&r, -1, 1);
-    for (size_t k = 0; k < 4; k++) {
-        const int cols = all_cols[k];
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++) {
+        const int cols = cases[k].cols;
         struct mat m[MATS];
         uint8_t *data[MATS];
         float *x = malloc((size_t)(MOST * cols) * sizeof *x);
@@ -462,7 +465,7 @@ static void split(void **state)
                                 .tickets = on_device(GPU_SPLIT_TICKETS * sizeof *l.tickets) };
         OK(gpu_fill(device, GPU_COMPUTE, l.tickets, 0, GPU_SPLIT_TICKETS * sizeof *l.tickets, &why));
         for (int i = 0; i < MATS; i++) {
-            data[i] = random_mat(&m[i], types[(k + 1) % 4], 32, n_rows[i], cols, &r);
+            data[i] = random_mat(&m[i], cases[k].type, 32, n_rows[i], cols, &r);
             l.w[i] = gpu_mat_of(&m[i], to_device(data[i], m[i].size));
             l.to[i] = (struct gpu_output){ .out = on_device(MOST * LDO * 4), .ldo = LDO };
         }
