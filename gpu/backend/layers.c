@@ -11,7 +11,8 @@
  * on the device: launches depend on the number of tokens alone.
  *
  * The norm of the residual has its own launch, except for few tokens after matvec.cu, whose last
- * block computes it with the same bits.
+ * block computes it with the same bits.  The only token of a step is prepared by attention itself,
+ * with the same bits, too.
  *
  * With strict, matvec.cu runs once for every 16 tokens, and attn_decode.cu computes all attention:
  * both give a token the same bits in any batch. */
@@ -635,7 +636,8 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
         p.rope_dim = c->ropes[table].dim;
         p.rope_pairs = c->ropes[table].pairs;
     }
-    if (gpu_prepare(b->g, &p, e) < 0)
+    const int at_once = b->n_decode == 1 && gpu_attn_prepares(&p);
+    if (!at_once && gpu_prepare(b->g, &p, e) < 0)
         return -1;
     struct gpu_attention a = { .q = b->q, .out = floats ? b->attf : NULL, .act = floats ? NULL : b->act_att,
                                .act_stride = b->stride_att, .order = order_of(b, b->n),
@@ -648,6 +650,8 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
                                .kv = kv,
                                .partial = b->partial, .arrived = b->tickets, .max_splits = b->splits,
                                .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
+    if (at_once)
+        a.prepare = p;
     if (run_decode_rows(b, &a, e) < 0 || (b->n_tiles && gpu_attn_prefill(b->g, &a, e) < 0))
         return -1;
     return run_sub_norm(b, &l->attn_sub_norm, b->attf, nq, in_floats(b, &l->o) ? NULL : b->act_att, b->stride_att, e);

@@ -21,17 +21,20 @@
  * Latent attention: up to 8 heads read the same latents.  A warp computes the scores of one
  * position after the other, with 8 elements a lane at a time.
  *
+ * The only token of a step is prepared here: each block norms and rotates its queries, and the
+ * block of the newest position stores the key and the value, which it alone reads.
+ *
  * A block stores its sums in global memory, and the block of a token and its heads that ends last
  * merges the splits: a warp computes the weights of a head's splits, then each thread adds up two
  * elements in the order of the splits.  Nothing depends on the order of blocks or the other tokens
  * of the batch. */
 #include "gpu/kernels/operations.h"
-#include "gpu/prim/hadamard.cuh"
+#include "gpu/prim/heads.cuh"
 #include "gpu/prim/kv.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
 
-enum { WARPS = 8, THREADS = WARPS * 32, MAX_GROUP = 8 };
+enum { WARPS = 8, THREADS = WARPS * 32, MAX_GROUP = GPU_ATTN_GROUP };
 static_assert((int)MAX_GROUP <= (int)WARPS, "each head of a group has a warp");
 
 /* The work of a block: query heads first_head .. + n_group of one KV head, positions [from, to) of
@@ -69,6 +72,26 @@ DEVICE int n_splits_of(const split_job &j) { return j.pos < 0 ? 0 : j.pos / GPU_
 template <int KV> DEVICE int in_tail(const split_job &j, int p0)
 {
     return KV_TAILED<KV> && j.tail.base && kv_in_tail(p0, j.pos);
+}
+
+/* Prepare the queries of the group, and the token's key and value if they belong to this split: no
+ * other block reads them.  q [GROUP][n], room [2][n]. */
+template <int KV> DEVICE void prepare_group(float *q, float *room, const gpu_attention &o, const split_job &j)
+{
+    const int lane = threadIdx.x % 32, n = o.head_dim, stores = j.pos >= 0 && j.to == j.pos + 1;
+    for (int i = threadIdx.x / 32; i < j.n_group + 2 * stores; i += WARPS) {
+        if (i < j.n_group) {
+            const float by = temper_of(o.prepare.temper, j.pos);
+            prepare_head(q + i * n, o.prepare, HEAD_OF_QUERY, j.t, j.first_head + i, lane);
+            for (int d = lane; d < n; d += 32)
+                q[i * n + d] *= by;
+        } else {
+            const int is_k = i == j.n_group;
+            float *const x = room + (is_k ? 0 : n);
+            prepare_head(x, o.prepare, is_k ? HEAD_OF_KEY : HEAD_OF_VALUE, j.t, j.kv_head, lane);
+            store_prepared(x, o.prepare, KV, is_k, j.t, j.kv_head, lane);
+        }
+    }
 }
 
 /* s[h][i]: this lane's part of the product of q[h] with the key of position 8 * (lane % 2) + i of
@@ -344,7 +367,14 @@ __global__ __launch_bounds__(THREADS) void attn_split_kernel(gpu_attention o, in
     const size_t next_head = (size_t)o.max_splits * (size + 2);
     float *const all = o.partial + ((size_t)blockIdx.z * o.n_heads + j.first_head) * next_head;
     float *const merged = all + (size_t)blockIdx.x * (size + 2);
-    for (int i = threadIdx.x; i < GROUP * n; i += THREADS)      /* the heads of a group follow each other */
+    int ready = 0;                      /* elements of q */
+    if constexpr (!LATENT && KV != KV_T2)
+        if (o.prepare.head_dim) {
+            prepare_group<KV>(q, part, o, j);
+            ready = j.n_group * n;
+        }
+    /* the heads of a group follow each other */
+    for (int i = ready + threadIdx.x; i < GROUP * n; i += THREADS)
         q[i] = i < j.n_group * n ? o.q[((size_t)j.t * o.n_heads + j.first_head) * n + i] : 0;
     __syncthreads();
     for (int p0 = j.from + warp * KV_BLOCK; p0 < j.to; p0 += WARPS * KV_BLOCK)

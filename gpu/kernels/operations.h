@@ -208,38 +208,7 @@ struct gpu_gate {
 };
 int gpu_state_gate(struct gpu *g, const struct gpu_gate *o, struct err *e);
 
-/* Positions of tokens and addresses of keys: arrays of a step, in device memory. */
-struct gpu_step {
-    /* [n]; -1 for a token that only pads the batch: nothing is stored for it, and its attention is
-     * 0 */
-    const int32_t *pos;
-    /* [n]: index in tables of the first block of the token's sequence */
-    const int32_t *table_of;
-    /* [n]: the same for blocks of the tail; only if the layer has a tail */
-    const int32_t *tail_of;
-    const int32_t *tables;              /* KV block numbers */
-    int n;
-};
-
-/* Factors on queries that grow with their position: temperature_ of struct config; scale 0:
- * none. */
-struct gpu_temper { float scale; int floor, first; };
-
-/* Normalize and rotate the heads of q (in place) and of the keys, then store keys and values in
- * their KV blocks.  If all heads of a token share a scale, k and v are replaced by what is
- * rounded. */
-struct gpu_prepare {
-    float *q, *k, *v;                   /* [n][n_heads * head_dim], [n][n_kv_heads * head_dim] */
-    int n_heads, n_kv_heads, head_dim;
-    const float *cosine, *sine; int rope_dim, rope_pairs;   /* rope_dim 0: none */
-    int norm;                           /* 0 none, 1 RMS, 2 layer norm */
-    int norm_each, norm_after_rope;     /* norm_each: weights have [heads * head_dim] elements */
-    const float *qw, *qb, *kw, *kb;
-    float eps, offset;
-    struct gpu_temper temper;
-    struct gpu_step step;
-    struct gpu_kv kv;
-};
+/* Prepare all tokens of a step. */
 int gpu_prepare(struct gpu *g, const struct gpu_prepare *o, struct err *e);
 
 /* Attention of every token to its sequence. */
@@ -264,6 +233,9 @@ struct gpu_attention {
     const int32_t *rows; int n_rows;
     float *partial;                     /* [n_rows][n_heads][max_splits][head_dim + 2] */
     unsigned *arrived;                  /* [n_rows][n_heads] counters, 0 before and after */
+    /* decode: head_dim above 0: also prepare the step's only token, for which gpu_attn_prepares()
+     * is 1; queries are not written, and q is not read */
+    struct gpu_prepare prepare;
     /* splits of this launch: at least those of the longest sequence */
     int max_splits;
     /* prefill: tiles of consecutive tokens of one sequence: first token and number */
@@ -288,6 +260,13 @@ int gpu_latent(struct gpu *g, const struct gpu_latent *o, struct err *e);
  * the other sequences of the batch. */
 enum { GPU_SPLIT = 128 };
 int gpu_attn_decode(struct gpu *g, const struct gpu_attention *o, struct err *e);
+/* Most query heads of a block.  A key may be stored by the block that reads it if no other one
+ * does: with one token, up to this number of heads that share a key, and scales of their own. */
+enum { GPU_ATTN_GROUP = 8 };
+static inline int gpu_attn_prepares(const struct gpu_prepare *o)
+{
+    return o->step.n == 1 && o->n_heads / o->n_kv_heads <= GPU_ATTN_GROUP && o->kv.type != KV_T2;
+}
 enum { GPU_ATTN_MAX_DIM = 256 };
 #define GPU_ATTN_TILE(head_dim) ((head_dim) <= 128 ? 128 : 64)          /* most tokens of a tile */
 int gpu_attn_prefill(struct gpu *g, const struct gpu_attention *o, struct err *e);

@@ -1,5 +1,5 @@
 /* operands.h - the operands of kernels and their primitives: packed matrices, activations, linear
- * layers, the cached keys and values of a layer.  Pointers are device memory. */
+ * layers, the cached keys and values of a layer, heads.  Pointers are device memory. */
 #ifndef ZSE_GPU_PRIM_OPERANDS_H
 #define ZSE_GPU_PRIM_OPERANDS_H
 
@@ -169,6 +169,39 @@ struct gpu_kv {
      * keys, which those of values follow. */
     uint32_t scales;
     int rotated;                        /* keys, values and queries are rotated (prim/hadamard.cuh) */
+};
+
+/* Positions of tokens and addresses of keys: arrays of a step, in device memory. */
+struct gpu_step {
+    /* [n]; -1 for a token that only pads the batch: nothing is stored for it, and its attention is
+     * 0 */
+    const int32_t *pos;
+    /* [n]: index in tables of the first block of the token's sequence */
+    const int32_t *table_of;
+    /* [n]: the same for blocks of the tail; only if the layer has a tail */
+    const int32_t *tail_of;
+    const int32_t *tables;              /* KV block numbers */
+    int n;
+};
+
+/* Factors on queries that grow with their position: temperature_ of struct config; scale 0:
+ * none. */
+struct gpu_temper { float scale; int floor, first; };
+
+/* Normalize and rotate the heads of q (in place) and of the keys, then store keys and values in
+ * their KV blocks.  If all heads of a token share a scale, k and v are replaced by what is
+ * rounded. */
+struct gpu_prepare {
+    float *q, *k, *v;                   /* [n][n_heads * head_dim], [n][n_kv_heads * head_dim] */
+    int n_heads, n_kv_heads, head_dim;
+    const float *cosine, *sine; int rope_dim, rope_pairs;   /* rope_dim 0: none */
+    int norm;                           /* 0 none, 1 RMS, 2 layer norm */
+    int norm_each, norm_after_rope;     /* norm_each: weights have [heads * head_dim] elements */
+    const float *qw, *qb, *kw, *kb;
+    float eps, offset;
+    struct gpu_temper temper;
+    struct gpu_step step;
+    struct gpu_kv kv;
 };
 
 #ifdef __cplusplus

@@ -554,29 +554,41 @@ static int seen(const struct walk *w, int index)
     return window && window < w->s->context ? window : w->s->context;
 }
 
+/* Follows gpu_attn_prepares(). */
+static int prepares_at_once(const struct walk *w)
+{
+    const struct config *c = &w->m->config;
+    return w->n == 1 && !w->n_tiles && c->n_heads / c->n_kv_heads <= GPU_ATTN_GROUP;
+}
+
 static void attend_decode(struct walk *w, int index)
 {
-    enum { WARPS = 8, THREADS = WARPS * 32, MAX_GROUP = 8, AT_ONCE = 8 };
+    enum { WARPS = 8, THREADS = WARPS * 32, AT_ONCE = 8, PREPARE_CYCLES = 200 };
     const struct config *c = &w->m->config;
     const int share = c->n_heads / c->n_kv_heads, dim = c->head_dim,
-              group = share <= 2 ? share : share <= 4 ? 4 : MAX_GROUP,
+              group = share <= 2 ? share : share <= 4 ? 4 : GPU_ATTN_GROUP,
               rows = THREADS / (dim / 8), n = seen(w, index), in_split = n < GPU_SPLIT ? n : GPU_SPLIT;
     const unsigned passes = ceil_of(share, group), heads = (unsigned)c->n_kv_heads * passes;
     const double kv = 4.0 * n * dim * c->n_kv_heads * w->n_seqs;
     /* each block stores its sums, and the last one of its heads reads those of all splits */
     const double sums = 4.0 * w->n * c->n_heads * ceil_of(n, GPU_SPLIT) * (dim + 2);
+    /* the queries, keys and values of the only token, which each split prepares */
+    const double raw = prepares_at_once(w) ? 4.0 * dim * (c->n_heads * ceil_of(n, GPU_SPLIT) + 4.0 * c->n_kv_heads) : 0;
     add(w, (struct timed_launch){
         .kernel = "attn_split", .what = "attention", .part = TIMED_ATTENTION,
         .blocks = (unsigned)w->splits * heads * (unsigned)w->n, .threads = THREADS,
         .active = ceil_of(n, GPU_SPLIT) * heads * (unsigned)w->n_seqs, .registers = 128,
         .shared = sizeof(float) * (size_t)(group * dim + group * GPU_SPLIT + rows * group * dim),
-        .bytes = kv, .l2_bytes = kv * passes + 2 * sums,
+        .bytes = kv, .l2_bytes = kv * passes + 2 * sums + raw,
         /* for an element of a key or value a product with each head, and half an instruction to
          * convert it */
         .issue = kv / 2 * passes * (group + 0.5) / 32,
         /* the row, its position, its table, the block, the queries; the fence after the sums and
          * the count of blocks; the weights of splits and then their sums */
-        .setup_l2 = 5 + 2 + 1 + ceil((double)ceil_of(n, GPU_SPLIT) / AT_ONCE),
+        .setup_l2 = 5 + 2 + 1 + ceil((double)ceil_of(n, GPU_SPLIT) / AT_ONCE) +
+                    /* weights of a norm, sines */
+                    (prepares_at_once(w) ? (c->qk_norm != QK_NORM_NONE) + 1 : 0),
+        .setup_cycles = prepares_at_once(w) ? PREPARE_CYCLES : 0,
         .turns = ceil(in_split / 16.0 / WARPS) * ceil(dim / 16.0 / AT_ONCE) +
                  ceil((double)in_split / rows / AT_ONCE),
         .turn_memory = 1 });
@@ -621,7 +633,8 @@ static void attention(struct walk *w, const struct layer *l, int index)
         norm(w, "q norm", w->n, nq, 1);
         norm(w, "k norm", w->n, nk, 1);
     }
-    add(w, (struct timed_launch){ .kernel = "prepare", .what = "attention",
+    if (!prepares_at_once(w))
+        add(w, (struct timed_launch){ .kernel = "prepare", .what = "attention",
                                   .blocks = ceil_of(heads, WARPS) * (unsigned)w->n, .threads = WARPS * 32,
                                   .shared = sizeof(float) * WARPS * (size_t)c->head_dim, .bytes = 4.0 * nk * w->n,
                                   .l2_bytes = 4.0 * w->n * (2.0 * nq + 4.0 * nk),

@@ -24,6 +24,7 @@ struct job {
     struct gpu_kv kv;                   /* this and the following members point to device memory */
     struct gpu_step step;
     float *dq;
+    struct gpu_prepare raw;             /* with q, k and v as projections leave them */
 };
 
 static float *uniforms(struct rng *r, size_t n, float from, float to)
@@ -116,6 +117,10 @@ static void prepare(struct job *j)
                                    .qw = to_device(j->w, (size_t)s->dim * 4), .kw = to_device(j->w, (size_t)s->dim * 4),
                                    .eps = 1e-5f, .offset = s->norm == 1 ? 0.25f : 0, .step = j->step, .kv = j->kv };
     OK(gpu_prepare(device, &p, &why));
+    j->raw = p;
+    j->raw.q = to_device(j->q, len * j->qrow * 4);
+    j->raw.k = to_device(j->k, len * j->krow * 4);
+    j->raw.v = to_device(j->v, len * j->krow * 4);
 }
 
 /* Round the keys and values of a token for the cache, and for the tail. */
@@ -313,6 +318,66 @@ static void attend(const struct job *j, const struct gpu_attention *o, int by_ti
     free(act), free(got);
 }
 
+static void same_bytes(const void *a, const void *b, size_t n, const char *what)
+{
+    uint8_t *x = malloc(n), *y = malloc(n);
+    from_device(x, a, n);
+    from_device(y, b, n);
+    for (size_t i = 0; i < n; i++)
+        if (x[i] != y[i])
+            fail_msg("%s: byte %zu differs: %d, not %d", what, i, y[i], x[i]);
+    free(x), free(y);
+}
+
+/* If attention prepares the last token, as the only one of its step, it stores the same bits and
+ * has the same results as with gpu_prepare(). */
+static void attend_at_once(const struct job *j, const struct gpu_attention *all)
+{
+    const struct setup *s = j->s;
+    const size_t last = (size_t)j->len - 1, row = j->qrow * 4, act = (size_t)all->act_stride * 2,
+                 cache = (size_t)j->n_blocks * j->stride, tail = (size_t)j->n_blocks * j->tail_stride;
+    static const int32_t first = 0;
+    struct gpu_prepare p = j->raw;
+    p.temper = (struct gpu_temper){ 0.5f, 4, 1 };
+    p.kv.blocks.base = on_device(cache);
+    if (s->more & TAIL)
+        p.kv.tail.base = on_device(tail);
+    p.step.n = (int)last;
+    if (last > 0)
+        OK(gpu_prepare(device, &p, &why));
+    p.q += last * j->qrow, p.k += last * j->krow, p.v += last * j->krow;
+    p.cosine += last * (size_t)s->rope / 2, p.sine += last * (size_t)s->rope / 2;
+    p.step.pos += last, p.step.table_of += last, p.step.tail_of += last;
+    p.step.n = 1;
+    struct gpu_attention o = *all;
+    o.step = p.step;
+    o.rows = to_device(&first, sizeof first);
+    o.n_rows = 1;
+    o.gate = o.gate ? o.gate + last * j->qrow / (size_t)o.gate_each : NULL;
+    if (gpu_attn_prepares(&p)) {
+        float *out[2] = { on_device(row), on_device(row) };
+        uint16_t *acts[2] = { on_device(act), on_device(act) };
+        o.out = out[1], o.act = acts[1];
+        o.kv = p.kv;
+        o.prepare = p;
+        OK(gpu_attn_decode(device, &o, &why));
+        o.prepare.head_dim = 0;
+        same_bytes(j->kv.blocks.base, p.kv.blocks.base, cache, "keys and values");
+        if (s->more & TAIL)
+            same_bytes(j->kv.tail.base, p.kv.tail.base, tail, "tail");
+        OK(gpu_prepare(device, &p, &why));
+        o.out = out[0], o.act = acts[0];
+        o.q = p.q;
+        OK(gpu_attn_decode(device, &o, &why));
+        same_bytes(out[0], out[1], row, "results");
+        same_bytes(acts[0], acts[1], act, "results as f16");
+        gpu_free(device, out[0]), gpu_free(device, out[1]), gpu_free(device, acts[0]), gpu_free(device, acts[1]);
+    }
+    gpu_free(device, p.kv.blocks.base);
+    if (s->more & TAIL)
+        gpu_free(device, p.kv.tail.base);
+}
+
 static void check(const struct setup *s)
 {
     struct job j;
@@ -350,6 +415,7 @@ static void check(const struct setup *s)
         o.order = (s->n + by_tiles) % 2 ? GPU_ACT_LANES : GPU_ACT_TILES;
         attend(&j, &o, by_tiles, want);
     }
+    attend_at_once(&j, &o);
     gpu_free(device, o.out), gpu_free(device, o.act), gpu_free(device, o.partial), gpu_free(device, o.arrived);
     free(want);
     job_free(&j);
