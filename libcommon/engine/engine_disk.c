@@ -16,7 +16,7 @@
 /* ---- opening ---- */
 
 /* Incremented when the bytes of a block change but the names of its types do not. */
-enum { BLOCK_FORMAT = 7 };
+enum { BLOCK_FORMAT = 8 };
 
 /* Bytes of a window block. */
 static size_t window_bytes(const struct engine *g)

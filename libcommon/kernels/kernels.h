@@ -32,6 +32,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "libcommon/quant/kvscale.h"
 #include "libcommon/quant/kvtype.h"
 #include "libcommon/quant/tile.h"
 
@@ -51,7 +52,8 @@ extern "C" {
  * time, and merged in order.  In a part, for its positions j in [begin_i, pos + i]:
  *     s[j] = sum of q[d] * k[j][d], in order of d, one fma each
  *            types with scales: the sum over the codes, then s[j] *= the key's scale
- *            i4: q is rounded to int8 like activations, then s[j] *= its scale
+ *            i4, i8 (attn_rounds()): q is rounded to integers of at most kv_query_most() times a
+ *            scale (kv_code_scale()), then s[j] *= that scale
  *     f    = scale * log2(e);  with softcap, alibi or bias: s[j] *= scale, then f = log2(e) and
  *            softcap: s[j] = softcap * tanh(s[j] / softcap)
  *            alibi:   s[j] = fma(slope, j - (pos + i), s[j])
@@ -62,9 +64,9 @@ extern "C" {
  *            l[i] = l[i] + ((p[i] + p[i+16]) + (p[i+32] + p[i+48]))
  *     o[d] = 0;  o[d] = fma(p[j], v[j][d], o[d]) in order of j
  *            types with scales: p[j] times the value's scale, and v the codes
- *            i4: for each 64 positions of the part, these products are rounded to integers of at
- *            most 32767 times a scale (kv_i4_weight_scale()), and with the sum of integers times
- *            codes o[d] = fma(sum, scale, o[d]); as all sums of i4 are below 2^24, they are exact
+ *            i4, i8 (attn_rounds()): for each 64 positions of the part, these products are rounded
+ *            to integers of at most kv_weight_most() times a scale, and with the sum of integers
+ *            times codes o[d] = fma(sum, scale, o[d]); as all sums are below 2^24, they are exact
  *            ternary: a p[j] below ATTN_LEAST counts as 0, here but not in l
  * The result of the first part that a query sees is kept; each further part (m', l', o') is merged:
  *     n = max(m, m');  a = exp2(m - n), b = exp2(m' - n)
@@ -115,6 +117,11 @@ struct attn {
 static inline int attn_in_tail(const struct attn *a, int position)
 {
     return a->tail.base && (position < a->rounded_from || position >= a->rounded_to);
+}
+/* Whether queries and weights are rounded for keys and values of this type. */
+static inline int attn_rounds(const struct attn *a, enum kv_type type)
+{
+    return type == KV_I4 || (type == KV_I8 && !a->latent && a->head_dim <= KV_I8_ROUNDED);
 }
 /* Bytes from a block's keys, or values, to their scales. */
 static inline size_t attn_key_scales(const struct attn *a)

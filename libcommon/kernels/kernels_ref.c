@@ -27,15 +27,21 @@ static size_t act_bytes(int n_tokens, int cols_padded, int act_group)
 
 static int act_parts(int n_tokens) { return n_tokens; }
 
-/* The scale that maps n values to int8, and its inverse factor (0: all codes are 0). */
-static float int8_scale(const float *x, int n, float *factor)
+/* The bits of the largest |x|: they are ordered like |x|, and NaN is above infinity. */
+static uint32_t most_bits(const float *x, int n)
 {
-    /* bits of |x| are ordered like |x|, and NaN is above infinity */
     uint32_t max = 0;
     for (int i = 0; i < n; i++) {
         uint32_t u = f32_bits(x[i]) & 0x7fffffff;
         max = u > max ? u : max;
     }
+    return max;
+}
+
+/* The scale that maps n values to int8, and its inverse factor (0: all codes are 0). */
+static float int8_scale(const float *x, int n, float *factor)
+{
+    const uint32_t max = most_bits(x, n);
     float amax = f32_from_bits(max);
     *factor = 0;
     if (max >= 0x7f800000)
@@ -309,29 +315,27 @@ static void attend_latent(const struct attn *a, const float *p, int begin, int e
     }
 }
 
-/* Sum up the i4 values of the positions [begin, end) of a chunk with their weights p. */
-static void attend_i4(const struct attn *a, const float *p, int begin, int end, float *o)
+/* Sum up the i4 or i8 values of the positions [begin, end) of a chunk with their weights p. */
+static void attend_rounded(const struct attn *a, const float *p, int begin, int end, float *o)
 {
     float w[64], factor;
-    uint32_t most = 0;
+    const size_t row = (size_t)kv_padded(a->kv.value, a->head_dim);
     const uint8_t *v[64];
     for (int j = begin; j < end; j++) {
         v[j - begin] = a->base + (size_t)a->table[j / KV_BLOCK] * a->stride + a->v_offset;
         w[j - begin] = p[j - begin] * kv_scale(v[j - begin] + attn_value_scales(a), j % KV_BLOCK);
-        const uint32_t bits = f32_bits(w[j - begin]) & 0x7fffffff;
-        most = bits > most ? bits : most;
     }
-    const float scale = kv_i4_weight_scale(most, &factor);
+    const float scale = kv_code_scale(most_bits(w, end - begin), kv_weight_most(a->kv.value), &factor);
     for (int d = 0; d < a->head_dim; d++) {
         float sum = 0;
         for (int j = begin; j < end; j++)
             sum += (factor > 0 ? rintf(w[j - begin] * factor) : 0) *
-                   kv_load(KV_I4, v[j - begin], (size_t)(j % KV_BLOCK * kv_padded(KV_I4, a->head_dim) + d));
+                   kv_load(a->kv.value, v[j - begin], (size_t)(j % KV_BLOCK) * row + (size_t)d);
         o[d] = fmaf(sum, scale, o[d]);
     }
 }
 
-/* A query, rounded for i4 keys: its codes, and their scale. */
+/* A query, rounded for i4 or i8 keys: its codes, and their scale. */
 struct rounded { const float *q; float scale; };
 
 /* The partial result of a query at position `at`, for the positions [begin, end) of one part. */
@@ -345,13 +349,13 @@ static void attend_part(const struct attn *a, const float *q, struct rounded rou
     struct kv_types types;
     for (int j = begin; j < end; j++) {
         const uint8_t *k = find_block(a, j, &types) + (attn_in_tail(a, j) ? a->tail.k_offset : a->k_offset);
-        const float *qj = types.key == KV_I4 ? rounded.q : q;
+        const float *qj = attn_rounds(a, types.key) ? rounded.q : q;
         float s = 0;
         for (size_t d = 0; d < hd; d++)
             s = fmaf(qj[d], kv_load(types.key, k, d * KV_BLOCK + (size_t)(j % KV_BLOCK)), s);
         if (kv_has_scales(types.key))
             s *= kv_scale(k + attn_key_scales(a), j % KV_BLOCK);
-        if (types.key == KV_I4)
+        if (attn_rounds(a, types.key))
             s *= rounded.scale;
         if (!plain)
             s *= a->scale;
@@ -377,9 +381,9 @@ static void attend_part(const struct attn *a, const float *q, struct rounded rou
     memset(o, 0, hd * sizeof *o);
     for (int j = begin; j < end; j++) {
         const uint8_t *v = find_block(a, j, &types) + (attn_in_tail(a, j) ? a->tail.v_offset : a->v_offset);
-        if (types.value == KV_I4) {
+        if (attn_rounds(a, types.value)) {
             const int next = (j / 64 + 1) * 64 < end ? (j / 64 + 1) * 64 : end;
-            attend_i4(a, p + j - base, j, next, o);
+            attend_rounded(a, p + j - base, j, next, o);
             j = next - 1;
             continue;
         }
@@ -426,9 +430,10 @@ static void attention(const struct attn *a, void *scratch)
                     *bias = a->bias ? a->bias + (size_t)h * a->bias_stride : NULL;
         float *o = a->out + (size_t)i * a->out_token_stride + (size_t)h * a->out_head_stride,
               *codes = (float *)scratch + a->head_dim, factor;
-        const struct rounded rounded = { codes, int8_scale(q, a->head_dim, &factor) };
+        const struct rounded rounded = { codes, kv_code_scale(most_bits(q, a->head_dim),
+                                                              kv_query_most(a->kv.key, a->head_dim), &factor) };
         for (int d = 0; d < a->head_dim; d++)
-            codes[d] = int8_round(q[d], factor);
+            codes[d] = factor > 0 ? rintf(q[d] * factor) : 0;
         struct softmax x, x1;
         for (int part = first / ATTN_PART; part <= last / ATTN_PART; part++) {
             const int begin = part * ATTN_PART > first ? part * ATTN_PART : first,

@@ -98,21 +98,31 @@ static inline float kv_i4_scale(const float *x, int n, float *factor)
     return scale;
 }
 
-/* The weights of 64 positions, times the scales of their i4 values, are rounded to multiples of
- * scale = most / KV_I4_WEIGHT: so sums of weights times codes are whole numbers below 2^24, and
- * exact in integers and in floats.  most: the bits of the largest |weight|; *factor: 1 / scale.
- * Both are 0 if all weights are below 2^-100; infinity or NaN gives NaN and the factor 0. */
-enum { KV_I4_WEIGHT = 32767 };
+/* Queries of i4 and i8 keys, and the weights of 64 positions times the scales of their i4 or i8
+ * values, are rounded to codes of at most kv_query_most() and kv_weight_most() times a scale: so
+ * sums of codes times codes of keys or values are whole numbers below 2^24, and exact in integers
+ * and in floats.  Queries of i8 keys have more than 8 bits, because 8 bits would double the squared
+ * error of scores. */
+enum { KV_I8_ROUNDED = 1024 };          /* most elements of vectors of i8 for which this is done */
 
-HALF_FUNCTION float kv_i4_weight_scale(uint32_t most, float *factor)
+HALF_FUNCTION int kv_query_most(enum kv_type key, int head_dim)
+{
+    return key == KV_I4 ? 127 : head_dim <= 64 ? 2047 : (1 << 17) / head_dim - 1;
+}
+
+HALF_FUNCTION int kv_weight_most(enum kv_type value) { return value == KV_I4 ? 32767 : 2047; }
+
+/* The scale of codes of at most code_most; most: the bits of the largest |x|; *factor: 1 / scale.
+ * Both are 0 if all x are below 2^-100; infinity or NaN gives NaN and the factor 0. */
+HALF_FUNCTION float kv_code_scale(uint32_t most, int code_most, float *factor)
 {
     *factor = 0;
     if (most >= 0x7f800000)
         return NAN;
     if (most < 0x0d800000)              /* 2^-100 */
         return 0;
-    *factor = KV_I4_WEIGHT / f32_from_bits(most);
-    return f32_from_bits(most) / KV_I4_WEIGHT;
+    *factor = (float)code_most / f32_from_bits(most);
+    return f32_from_bits(most) / (float)code_most;
 }
 
 /* The 4 bits of element i of n; 0 after the last. */

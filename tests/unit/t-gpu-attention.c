@@ -211,19 +211,20 @@ static void compare_prepared(struct job *j)
     free(q);
 }
 
-/* Element i of a block of i4 codes, times the scale of its slot. */
-static float i4_element(const uint8_t *block, int dim, int slot, int i)
+/* Element i of a block of i4 or i8 codes, times the scale of its slot. */
+static float rounded_element(enum kv_type type, const uint8_t *block, int dim, int slot, int i)
 {
     const int code = block[i / 16 * 8 + i % 8] >> (i % 16 < 8 ? 0 : 4) & 15;
     float scale;
-    memcpy(&scale, block + kv_codes_bytes(KV_I4, dim) + (size_t)slot * sizeof scale, sizeof scale);
-    return (float)((code ^ 8) - 8) * scale;
+    memcpy(&scale, block + kv_codes_bytes(type, dim) + (size_t)slot * sizeof scale, sizeof scale);
+    return (float)(type == KV_I8 ? (int8_t)block[i] : (code ^ 8) - 8) * scale;
 }
 
-/* Replace the i4 keys and values in a by the same in f32: the device does not round queries and
- * weights for them, as kernels of the CPU do. */
-static float *decode_i4(const struct job *j, struct attn *a)
+/* Replace the i4 or i8 keys and values in a by the same in f32: the device does not round queries
+ * and weights for them, as kernels of the CPU do. */
+static float *decode_rounded(const struct job *j, struct attn *a)
 {
+    const enum kv_type type = j->s->kv;
     const int hd = a->head_dim;
     const size_t half = (size_t)(KV_BLOCK * hd);
     float *blocks = malloc((size_t)j->n_blocks * 2 * half * sizeof *blocks);
@@ -232,8 +233,8 @@ static float *decode_i4(const struct job *j, struct attn *a)
         float *key = blocks + (size_t)b * 2 * half, *value = key + half;
         for (int slot = 0; slot < KV_BLOCK; slot++)
             for (int d = 0; d < hd; d++) {
-                key[d * KV_BLOCK + slot] = i4_element(k, hd, slot, d * KV_BLOCK + slot);
-                value[slot * hd + d] = i4_element(v, hd, slot, slot * kv_padded(KV_I4, hd) + d);
+                key[d * KV_BLOCK + slot] = rounded_element(type, k, hd, slot, d * KV_BLOCK + slot);
+                value[slot * hd + d] = rounded_element(type, v, hd, slot, slot * kv_padded(type, hd) + d);
             }
     }
     a->base = (const uint8_t *)blocks;
@@ -267,7 +268,7 @@ static void attend_head(const struct job *j, int h, int pos, float *want, void *
         a.tail.k_offset = tail, a.tail.v_offset = tail + j->tail_part;
         a.rounded_from = KV_SINKS, a.rounded_to = kv_tail_from(pos);
     }
-    float *decoded = s->kv == KV_I4 ? decode_i4(j, &a) : NULL;
+    float *decoded = s->kv == KV_I4 || s->kv == KV_I8 ? decode_rounded(j, &a) : NULL;
     kernels_ref.attention(&a, scratch);
     free(decoded);
     for (int i = 0; kv_packed(s->kv) && i < group; i++)

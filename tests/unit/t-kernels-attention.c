@@ -131,8 +131,8 @@ static void open_mixed(struct sequence *s, int len, struct kv_types kv, int head
     for (int p = 0; p < s->len; p++) {
         const uint8_t *b = s->bytes + (size_t)s->table[p / KV_BLOCK] * s->stride;
         float scale = 0;
-        if (kv.value == KV_I4)
-            memcpy(&scale, b + 128 + block + kv_codes_bytes(KV_I4, head_dim) + 4 * (p % KV_BLOCK), sizeof scale);
+        if (kv.value == KV_I4 || kv.value == KV_I8)
+            memcpy(&scale, b + 128 + block + kv_codes_bytes(kv.value, head_dim) + 4 * (p % KV_BLOCK), sizeof scale);
         s->value_scale[p] = (double)scale;
         for (int d = 0; d < head_dim; d++) {
             s->key_back[p * head_dim + d] = read_back(s, kv.key, b + 64, s->a.k_scales,
@@ -227,21 +227,34 @@ static float *attend(const struct sequence *s, const struct kernels *k, int from
     return out;
 }
 
-/* The query as i4 keys see it, rounded to int8. */
+/* Whether queries and weights are rounded for this type, and to how many steps. */
+static int rounds(const struct sequence *s, enum kv_type type)
+{
+    return type == KV_I4 || (type == KV_I8 && !s->a.latent && s->head_dim <= 1024);
+}
+static int query_steps(const struct sequence *s)
+{
+    return s->kv.key == KV_I4 ? 127 : s->head_dim <= 64 ? 2047 : 131072 / s->head_dim - 1;
+}
+static int weight_steps(const struct sequence *s) { return s->kv.value == KV_I4 ? 32767 : 2047; }
+
+/* The query as i4 and i8 keys see it. */
 static void round_query(const struct sequence *s, const float *q, double *rounded)
 {
     float most = 0;
     for (int d = 0; d < s->head_dim; d++)
         most = fmaxf(most, fabsf(q[d]));
     for (int d = 0; d < s->head_dim; d++)
-        rounded[d] = (double)rintf(q[d] * (127 / most)) * (double)most / 127;
+        rounded[d] = (double)rintf(q[d] * ((float)query_steps(s) / most)) * (double)most / query_steps(s);
 }
 
-/* Round the weights p of the i4 values of positions [first, last]: in each aligned run of 64,
- * weights times scales of values to multiples of the largest / 32767.  Returns how far the sum of
- * values can be off, because a weight in the middle of two steps may be rounded to either. */
+/* Round the weights p of the i4 or i8 values of positions [first, last]: in each aligned run of 64,
+ * weights times scales of values to multiples of the largest / weight_steps().  Returns how far
+ * the sum of values can be off, because a weight in the middle of two steps may be rounded to
+ * either. */
 static double round_weights(const struct sequence *s, double *p, int first, int last)
 {
+    const int n = weight_steps(s);
     double slack = 0;
     for (int begin = first; begin <= last; begin = (begin / 64 + 1) * 64) {
         const int end = (begin / 64 + 1) * 64 <= last ? (begin / 64 + 1) * 64 : last + 1;
@@ -249,9 +262,9 @@ static double round_weights(const struct sequence *s, double *p, int first, int 
         for (int j = begin; j < end; j++)
             most = fmax(most, fabs(p[j] * s->value_scale[j]));
         for (int j = begin; j < end && !attn_in_tail(&s->a, begin); j++) {
-            const double steps = p[j] * s->value_scale[j] / most * 32767, rest = fabs(steps) - floor(fabs(steps));
-            slack += fabs(rest - 0.5) < 0.02 ? most / 32767 * 8 : 0;
-            p[j] = rint(steps) * most / 32767 / s->value_scale[j];
+            const double steps = p[j] * s->value_scale[j] / most * n, rest = fabs(steps) - floor(fabs(steps));
+            slack += fabs(rest - 0.5) < 0.02 ? most / n * (s->kv.value == KV_I4 ? 8 : 127) : 0;
+            p[j] = rint(steps) * most / n / s->value_scale[j];
         }
     }
     return slack;
@@ -272,7 +285,7 @@ static void check_ref(const struct sequence *s, const float *got, int from)
             for (int j = first; j <= last; j++) {
                 double v = 0;
                 for (int d = 0; d < hd; d++)
-                    v += (s->kv.key == KV_I4 && !attn_in_tail(a, j) ? rounded[d] : (double)q[d]) *
+                    v += (rounds(s, s->kv.key) && !attn_in_tail(a, j) ? rounded[d] : (double)q[d]) *
                          s->key_back[j * hd + d];
                 v *= (double)a->scale;
                 if (a->softcap > 0)
@@ -286,7 +299,7 @@ static void check_ref(const struct sequence *s, const float *got, int from)
             }
             for (int j = first; j <= last; j++)
                 sum += p[j] = exp(p[j] - max);
-            if (s->kv.value == KV_I4 && !a->latent)
+            if (rounds(s, s->kv.value) && !a->latent)
                 slack = round_weights(s, p, first, last);
             for (int d = 0; d < attn_width(a); d++) {
                 double v = 0;
