@@ -82,10 +82,11 @@ struct buffer_place { void *p; size_t bytes; };
 
 static size_t up256(size_t n) { return (n + 255) / 256 * 256; }
 
-/* The number of counters of blocks: one for the router, and one for each 32 outputs of down. */
+/* The number of counters of blocks: one for the router, one for each 32 outputs of down, and one
+ * for the norm of these. */
 static size_t arrivals(const struct gpu_backend *b)
 {
-    return 1 + (size_t)(b->m->config.hidden_size + 31) / 32;
+    return 2 + (size_t)(b->m->config.hidden_size + 31) / 32;
 }
 
 /* List the memory for experts with t tokens, except act_expert, which lies among the other rows of

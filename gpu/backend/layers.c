@@ -10,9 +10,9 @@
  * (expert_matvec.cu, expert_matmul.cu, matmul_f32.cu), but never int8 or copies.  The choice stays
  * on the device: launches depend on the number of tokens alone.
  *
- * The norm of the residual has its own launch, except for few tokens after matvec.cu, whose last
- * block computes it with the same bits.  The only token of a step is prepared by attention itself,
- * with the same bits, too.
+ * The norm of the residual has its own launch, except for few tokens after matvec.cu and
+ * expert_matvec.cu, whose last block computes it with the same bits.  The only token of a step is
+ * prepared by attention itself, with the same bits, too.
  *
  * With strict, matvec.cu runs once for every 16 tokens, and attn_decode.cu computes all attention:
  * both give a token the same bits in any batch. */
@@ -171,27 +171,38 @@ static int norm_after(const struct gpu_backend *b, int index, int half, const st
     return dweights_need(b->w, index, e);
 }
 
+/* *o: the norm that the launch that ends a half of a layer computes as well.  Returns 0 with o->x
+ * NULL if there is none, or it needs its own launch. */
+static int norm_at_end(struct gpu_backend *b, int index, int half, struct gpu_norm *o, struct err *e)
+{
+    const struct dnorm *norm = NULL;
+    o->x = NULL;
+    if (b->n <= GPU_NORM_TOKENS && norm_after(b, index, half, &norm, e) < 0)
+        return -1;
+    if (!norm)
+        return 0;
+    *o = norm_of(b, norm, b->x, b->act, b->hf);
+    if (!gpu_norm_in_registers(o)) {
+        o->x = NULL;
+        return 0;
+    }
+    b->normed = norm;
+    return 1;
+}
+
 /* x += l(in), and the norm that follows in the same launch.  Returns 1 if it was launched; 0 if the
  * norm needs its own launch. */
 static int add_and_norm(struct gpu_backend *b, const struct dlinear *l, const struct input *in, int index, int half,
                         struct err *e)
 {
     const struct config *c = &b->m->config;
-    const struct dnorm *norm;
-    if (b->n > GPU_NORM_TOKENS || in_floats(b, l) || in_int8(b, l))
-        return 0;
-    if (norm_after(b, index, half, &norm, e) < 0)
-        return -1;
-    if (!norm)
-        return 0;
     struct gpu_linear o = begin(b, in, GPU_ADD, c->residual_scale, 0);
-    o.norm = norm_of(b, norm, b->x, b->act, b->hf);
-    if (!gpu_norm_in_registers(&o.norm))
-        return 0;
+    const int there = in_floats(b, l) || in_int8(b, l) ? 0 : norm_at_end(b, index, half, &o.norm, e);
+    if (there <= 0)
+        return there;
     o.w[0] = l->w;
     o.to[0] = (struct gpu_output){ l->bias, b->x, c->hidden_size };
     o.n_mats = 1;
-    b->normed = norm;
     return gpu_matvec(b->g, &o, e) < 0 ? -1 : 1;
 }
 
@@ -329,9 +340,10 @@ static int run_route(struct gpu_backend *b, const struct dlayer *l, int index, c
     return r.sort ? 0 : gpu_sort_pairs(b->g, &r, e);
 }
 
-/* Compute the result of each pair's expert, in b->out_expert, and their sum unless sum is NULL. */
+/* Compute the result of each pair's expert, in b->out_expert, and unless sum is NULL their sum and
+ * its norm. */
 static int run_experts(struct gpu_backend *b, const struct dexperts *x, int floats, const struct input *in,
-                       const struct gpu_expert_sum *sum, struct err *e)
+                       const struct gpu_expert_sum *sum, const struct gpu_norm *norm, struct err *e)
 {
     const struct config *c = &b->m->config;
     const struct moe *m = &c->moe;
@@ -362,6 +374,7 @@ static int run_experts(struct gpu_backend *b, const struct dexperts *x, int floa
     o.ldo = c->hidden_size;
     if (sum) {
         o.sum = *sum;
+        o.norm = *norm;
         o.arrived = b->arrived + 1;
     }
     return run(b->g, &o, e);
@@ -375,8 +388,8 @@ static int run_passing(struct gpu_backend *b, struct gpu_route *r, int index, in
     struct dexperts slots;
     for (r->stream_first = 0; (r->stream_n = slots_fill(b, index, r->stream_first, &slots, e)) != 0;
          r->stream_first += r->stream_n)
-        if (r->stream_n < 0 || gpu_sort_pairs(b->g, r, e) < 0 || run_experts(b, &slots, floats, in, NULL, e) < 0 ||
-            slots_used(b, e) < 0)
+        if (r->stream_n < 0 || gpu_sort_pairs(b->g, r, e) < 0 ||
+            run_experts(b, &slots, floats, in, NULL, NULL, e) < 0 || slots_used(b, e) < 0)
             return -1;
     return 0;
 }
@@ -388,7 +401,10 @@ static int run_routed(struct gpu_backend *b, const struct dlayer *l, int index, 
 {
     const int floats = experts_in_floats(b, b->m->layers[index].experts),
               at_once = b->n_experts && !has_host_experts(b) && !floats && b->n <= GPU_MATVEC_TOKENS;
-    if (b->n_experts && run_experts(b, &l->experts, floats, in, at_once ? sum : NULL, e) < 0)
+    struct gpu_norm norm = { .x = NULL };
+    if (at_once && sum->x && norm_at_end(b, index, TP_FF, &norm, e) < 0)
+        return -1;
+    if (b->n_experts && run_experts(b, &l->experts, floats, in, at_once ? sum : NULL, &norm, e) < 0)
         return -1;
     if (!has_host_experts(b))
         return at_once ? 0 : gpu_expert_sum(b->g, sum, e);

@@ -12,7 +12,8 @@
  *          memory, is filled once; the first weights are under way meanwhile, and the next tile is
  *          known before the sums of the last one are stored.
  *          Of the blocks that compute the same rows of down, the last to finish also computes the
- *          weighted sum of the results, in the order in which a token chose its experts
+ *          weighted sum of the results, in the order in which a token chose its experts; of these,
+ *          up to 4 tokens, the last norms the sums
  * moves    the weights of each chosen expert once from HBM, whichever tokens chose it.
  *          Qwen3-30B-A3B, nl4, one token: 8 of 128 experts, 13.4 MB for gate and up, 6.7 MB for
  *          down a layer, where attention has 10 MB; activations from L2
@@ -26,6 +27,7 @@
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/experts.cuh"
 #include "gpu/prim/few_tokens.cuh"
+#include "gpu/prim/norm.cuh"
 #include "gpu/rt/launch.cuh"
 
 enum { WARPS = 8, PAIRS = GPU_EXPERT_FEW, BLOCKS_PER_SM = 2 };
@@ -33,6 +35,7 @@ enum { WARPS = 8, PAIRS = GPU_EXPERT_FEW, BLOCKS_PER_SM = 2 };
 /* Tiles that a block computes at the same time, each with WARPS warps.  N: 2 for gate and up. */
 template <int N> constexpr int TEAMS = N == 2 ? 1 : 2;
 template <int N> constexpr int THREADS = TEAMS<N> * WARPS * 32;
+static_assert(THREADS<1> == NORM_THREADS, "blocks norm the rows of sums");
 template <int N> constexpr int SUMS = WARPS * N * PAIRS * PAD_ROWS;     /* of a team */
 /* Blocks of a multiprocessor for which registers are limited, as in matvec.cu; 0: they are not. */
 template <int TYPE, int N> constexpr int RESIDENT = few_steps<TYPE, 1, N>::UNITS && N == 1 ? BLOCKS_PER_SM : 0;
@@ -45,8 +48,9 @@ DEVICE gpu_expert_tile tile_at(const gpu_expert_tile *tiles, int i, int n)
     return { tiles[i].expert, tiles[i].first, tiles[i].n };
 }
 
-/* most: no list of tiles is longer */
-template <int TYPE, int N>
+/* most: no list of tiles is longer.  NORM: the last block norms the sums; the call takes
+ * registers. */
+template <int TYPE, int N, bool NORM>
 __global__ __launch_bounds__(THREADS<N>, RESIDENT<TYPE, N>) void expert_matvec_kernel(gpu_experts o, int most)
 {
     typedef format<TYPE> f;
@@ -129,26 +133,30 @@ __global__ __launch_bounds__(THREADS<N>, RESIDENT<TYPE, N>) void expert_matvec_k
         start();
         __syncthreads();                /* the sums are read */
     }
-    if (adds && last_block(o.arrived + blockIdx.x, n_blocks, shared))
-        for (int k = threadIdx.x; k < o.sum.n * 32; k += THREADS<N>) {
-            const int row = blockIdx.x * 32 + k % 32;
-            if (row < m.rows)
-                expert_sum_store(o.sum, k / 32, row);
-        }
+    if (!adds || !last_block(o.arrived + blockIdx.x, n_blocks, shared))
+        return;
+    for (int k = threadIdx.x; k < o.sum.n * 32; k += THREADS<N>) {
+        const int row = blockIdx.x * 32 + k % 32;
+        if (row < m.rows)
+            expert_sum_store(o.sum, k / 32, row);
+    }
+    if constexpr (NORM)
+        if (last_block(o.arrived + gridDim.x, gridDim.x, shared))
+            norm_rows(o.norm, o.sum.n, reinterpret_cast<float *>(shared));
 }
 
-template <int TYPE, int N> static int run(struct gpu *g, const gpu_experts *o, struct err *e)
+template <int TYPE, int N, bool NORM = false> static int run(struct gpu *g, const gpu_experts *o, struct err *e)
 {
     const size_t shared = (format<TYPE>::table ? WIDE_BYTES : 0) + sizeof(float) * TEAMS<N> * SUMS<N>;
     const int rows = o->w[0].w.n_tiles, most = gpu_most_tiles(o->n_pairs, o->n_experts, PAIRS),
               teams = (most + TEAMS<N> - 1) / TEAMS<N>, wanted = (BLOCKS_PER_SM * gpu_n_sms(g) + rows - 1) / rows;
-    return launch(g, "expert_matvec", expert_matvec_kernel<TYPE, N>,
+    return launch(g, "expert_matvec", expert_matvec_kernel<TYPE, N, NORM>,
                   dim3((unsigned)rows, (unsigned)(wanted < teams ? wanted : teams)), THREADS<N>, shared, e, *o, most);
 }
 
 template <int TYPE> static int run_type(struct gpu *g, const gpu_experts *o, struct err *e)
 {
-    return o->n_mats == 2 ? run<TYPE, 2>(g, o, e) : run<TYPE, 1>(g, o, e);
+    return o->n_mats == 2 ? run<TYPE, 2>(g, o, e) : o->norm.x ? run<TYPE, 1, true>(g, o, e) : run<TYPE, 1>(g, o, e);
 }
 
 extern "C" int gpu_expert_matvec(struct gpu *g, const struct gpu_experts *o, struct err *e)

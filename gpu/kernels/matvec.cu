@@ -26,14 +26,6 @@
 template <int N> constexpr int WARPS = N == 2 ? 8 : 16;
 static_assert(WARPS<1> * 32 == NORM_THREADS && GPU_NORM_TOKENS <= 8, "blocks norm the rows of their output");
 
-/* Norm n rows, in a call: inlined, it would take still more registers. */
-__device__ __noinline__ static void norm_rows(struct gpu_norm o, int n, float *room)
-{
-#pragma unroll 1
-    for (int row = 0; row < n; row++)
-        norm_in_registers(o, row, room);
-}
-
 /* TOKENS8: tokens / 8; N: number of matrices multiplied at the same time (2: gate and up) */
 /* Blocks of a multiprocessor for which registers are limited; 0: they are not.  Two blocks are
  * worth the four registers that are spilled. */

@@ -1,5 +1,5 @@
 /* norm.cuh - the RMS norm of a row that a block keeps in registers.  Its own kernel (rows.cu) and
- * the last block of a matrix (matvec.cu) give the same bits. */
+ * the last block of a matrix (matvec.cu, expert_matvec.cu) give the same bits. */
 #ifndef ZSE_GPU_PRIM_NORM_CUH
 #define ZSE_GPU_PRIM_NORM_CUH
 
@@ -49,6 +49,14 @@ DEVICE void norm_in_registers(const struct gpu_norm &o, int row, float *room)
             *reinterpret_cast<uint32_t *>(o.act + (size_t)row * o.act_stride + act_place(k + j, o.order)) =
                 pack_half_clamped(v[i][j] * (1 / ACT_UNIT), v[i][j + 4] * (1 / ACT_UNIT));
     }
+}
+
+/* Norm rows 0 .. n - 1, in a call: inlined, it would take still more registers. */
+[[maybe_unused]] __device__ __noinline__ static void norm_rows(struct gpu_norm o, int n, float *room)
+{
+#pragma unroll 1
+    for (int row = 0; row < n; row++)
+        norm_in_registers(o, row, room);
 }
 
 #endif

@@ -145,9 +145,11 @@ struct gpu_experts {
     int function;                       /* config.act */
     float alpha, limit;                 /* as in struct moe; both are 0, or both above 0 */
     int weigh_input;                    /* gate and up are multiplied by the pair's weight */
-    /* gpu_expert_matvec of down, sum.n > 0: also compute this sum of the results.  arrived: a
-     * counter for each tile of 32 rows, 0 before and after the launch */
-    struct gpu_expert_sum sum; unsigned *arrived;
+    /* gpu_expert_matvec of down, sum.n > 0: also compute this sum of the results.  norm: the block
+     * that ends last norms the rows of sum.x, for up to GPU_NORM_TOKENS tokens, if
+     * gpu_norm_in_registers() allows it; norm.x NULL: no norm.  arrived: a counter for each tile of
+     * 32 rows, and one more with a norm, all 0 before and after the launch */
+    struct gpu_expert_sum sum; struct gpu_norm norm; unsigned *arrived;
 };
 
 /* Blocks of KV_BLOCK tokens with the keys and values of one layer. */

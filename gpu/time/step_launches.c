@@ -301,18 +301,21 @@ static const struct norm *norm_after(const struct walk *w, int index, int mixed)
     return index + 1 < c->n_layers && c->mixer[index + 1] != MIXER_NONE ? &w->m->layers[index + 1].attn_norm : NULL;
 }
 
-/* Follows add_and_norm(): returns 1 if the last block of the product norms its output. */
-static int add_and_norm(struct walk *w, const char *what, const struct linear *l, int index, int mixed)
+/* Follows norm_at_end(). */
+static int norm_at_end(const struct walk *w, int index, int mixed)
 {
     const struct config *c = &w->m->config;
     const struct norm *next = norm_after(w, index, mixed);
-    const struct mat *m = &l->w;
-    if (!next || !next->present || next->b || c->norm == NORM_LAYER || !GPU_NORM_TAKES(c->hidden_size) ||
-        w->n > GPU_NORM_TOKENS || in_floats(l))
-        return 0;
-    add_matvec(w, what, &m, 1, 0);
+    return next && next->present && !next->b && c->norm != NORM_LAYER && GPU_NORM_TAKES(c->hidden_size) &&
+           w->n <= GPU_NORM_TOKENS;
+}
+
+/* Let the last block of the last launch norm the residual. */
+static void norm_in_last(struct walk *w)
+{
+    const struct config *c = &w->m->config;
     if (w->out->failed)
-        return 1;
+        return;
     struct timed_launch *t = &w->out->launch[w->out->n - 1];
     /* a fence, the count of blocks, and rows one after the other; the weights of the norm come from
      * memory while the first row comes from L2 */
@@ -323,16 +326,15 @@ static int add_and_norm(struct walk *w, const char *what, const struct linear *l
     t->l2_bytes += 10.0 * w->n * c->hidden_size;
     w->out->bytes += 4.0 * c->hidden_size;
     w->normed = 1;
-    return 1;
 }
 
 /* Follows add_residual(). */
 static void residual(struct walk *w, const char *what, const struct linear *l, const struct norm *post, int index,
                      int mixed)
 {
-    if (!post->present && add_and_norm(w, what, l, index, mixed))
-        return;
     linear(w, what, &l, 1);
+    if (!post->present && !in_floats(l) && norm_at_end(w, index, mixed))
+        norm_in_last(w);
     if (post->present)
         norm(w, "post norm", w->n, w->m->config.hidden_size, 0);
 }
@@ -512,7 +514,7 @@ static void expert_floats(struct walk *w, const char *what, const struct mat *co
 }
 
 /* Follows run_mixture(), with all experts on the device. */
-static void mixture(struct walk *w, const struct layer *l)
+static void mixture(struct walk *w, const struct layer *l, int index)
 {
     const struct config *c = &w->m->config;
     const struct expert *x = l->experts;
@@ -531,6 +533,8 @@ static void mixture(struct walk *w, const struct layer *l)
     if (floats || w->n > GPU_MATVEC_TOKENS)
         add_rows(w, "expert_sum", "experts", w->n, c->hidden_size, 0,
                  4.0 * w->n * c->hidden_size * (c->moe.top_k + 2));
+    else if (!l->mlp_post_norm.present && norm_at_end(w, index, 0))
+        norm_in_last(w);
     if (l->mlp_post_norm.present)
         norm(w, "post norm", w->n, c->hidden_size, 0);
 }
@@ -538,7 +542,7 @@ static void mixture(struct walk *w, const struct layer *l)
 static void feed_forward(struct walk *w, const struct layer *l, int index)
 {
     if (w->m->config.ff[index] == FF_MOE) {
-        mixture(w, l);
+        mixture(w, l, index);
         return;
     }
     mlp_up(w, l, config_mlp_size(&w->m->config, index));

@@ -584,23 +584,27 @@ static void neighbours(void **state)
     matrices_free(&down);
 }
 
-/* Down with the sum has the bits of both after each other, also if no token chooses an expert. */
+/* Down with the sum, and of few tokens with its norm, has the bits of these after each other, also
+ * if no token chooses an expert. */
 static void down_and_sum(void **state)
 {
     (void)state;
-    enum { N = 9 };
+    enum { N = 9, WIDTH = 104 };
     struct rng g = { 77 };
-    struct matrices down = matrices_of(QT_NL4, 32, COLS, ROWS, 1, &g);
-    float x[N * CHOSEN * ROWS], shared[N * COLS], weight[N * CHOSEN], sum[2][N * COLS];
-    unsigned arrived[(COLS + 31) / 32] = { 0 };
+    struct matrices down = matrices_of(QT_NL4, 32, WIDTH, ROWS, 1, &g);
+    float x[N * CHOSEN * ROWS], shared[N * WIDTH], weight[N * CHOSEN], sum[2][N * WIDTH];
+    unsigned arrived[(WIDTH + 31) / 32 + 1] = { 0 };
+    float norm_weight[WIDTH], normed[2][N * WIDTH];
+    for (int i = 0; i < WIDTH; i++)
+        norm_weight[i] = uniform(&g, -1, 1);
     for (int i = 0; i < N * CHOSEN * ROWS; i++)
         x[i] = uniform(&g, -1, 1);
-    for (int i = 0; i < N * COLS; i++)
+    for (int i = 0; i < N * WIDTH; i++)
         shared[i] = uniform(&g, -1, 1);
     for (int i = 0; i < N * CHOSEN; i++)
         weight[i] = uniform(&g, 0, 1);
     for (int some = 0; some < 2; some++)
-        for (int n = 1; n <= N; n += N - 1) {
+        for (int n = 1; n <= N; n += n == 1 ? GPU_NORM_TOKENS - 1 : N - GPU_NORM_TOKENS) {
             const int n_pairs = n * CHOSEN;
             int32_t id[N * CHOSEN];
             for (int i = 0; i < n_pairs; i++)
@@ -613,23 +617,35 @@ static void down_and_sum(void **state)
             uint16_t *act = pack_act(x, n_pairs, ROWS, WIDE, GPU_ACT_LANES);
             struct gpu_experts o = { .w = { down.d }, .n_mats = 1, .n_experts = EXPERTS, .n_pairs = n_pairs,
                                      .choice = r.choice, .share = 1, .act = to_device(act, (size_t)n_pairs * WIDE * 2),
-                                     .act_stride = WIDE, .out = on_device((size_t)n_pairs * COLS * 4), .ldo = COLS,
+                                     .act_stride = WIDE, .out = on_device((size_t)n_pairs * WIDTH * 4), .ldo = WIDTH,
                                      .arrived = to_device(arrived, sizeof arrived) };
             const struct gpu_expert_sum s = { .y = o.out, .choice = r.choice, .shared_scale = 0.5f, .n = n,
                                               .shared = to_device(shared, sizeof shared), .top_k = CHOSEN,
-                                              .cols = COLS, .out = on_device((size_t)(n * COLS) * 4) };
+                                              .cols = WIDTH, .out = on_device((size_t)(n * WIDTH) * 4) };
+            const struct gpu_norm norm = { .present = 1, .w = to_device(norm_weight, sizeof norm_weight), .eps = 1e-5f,
+                                           .x = s.out, .ldx = WIDTH, .out = on_device((size_t)(n * WIDTH) * 4),
+                                           .ldo = WIDTH, .n = n, .cols = WIDTH };
+            assert_true(gpu_norm_in_registers(&norm));
             OK(gpu_expert_matvec(device, &o, &why));
             OK(gpu_expert_sum(device, &s, &why));
-            from_device(sum[0], s.out, (size_t)(n * COLS) * 4);
+            OK(gpu_norm(device, &norm, &why));
+            from_device(sum[0], s.out, (size_t)(n * WIDTH) * 4);
+            from_device(normed[0], norm.out, (size_t)(n * WIDTH) * 4);
             o.sum = s;
+            if (n <= GPU_NORM_TOKENS)
+                o.norm = norm;
             for (int again = 0; again < 2; again++) {
-                OK(gpu_fill(device, GPU_COMPUTE, s.out, 0xff, (size_t)(n * COLS) * 4, &why));
-                OK(gpu_fill(device, GPU_COMPUTE, o.out, 0xff, (size_t)(n_pairs * COLS) * 4, &why));
+                OK(gpu_fill(device, GPU_COMPUTE, s.out, 0xff, (size_t)(n * WIDTH) * 4, &why));
+                OK(gpu_fill(device, GPU_COMPUTE, o.out, 0xff, (size_t)(n_pairs * WIDTH) * 4, &why));
+                if (o.norm.x)
+                    OK(gpu_fill(device, GPU_COMPUTE, norm.out, 0xff, (size_t)(n * WIDTH) * 4, &why));
                 OK(gpu_expert_matvec(device, &o, &why));
-                from_device(sum[1], s.out, (size_t)(n * COLS) * 4);
-                assert_memory_equal(sum[1], sum[0], (size_t)(n * COLS) * 4);
+                from_device(sum[1], s.out, (size_t)(n * WIDTH) * 4);
+                assert_memory_equal(sum[1], sum[0], (size_t)(n * WIDTH) * 4);
+                from_device(normed[1], norm.out, (size_t)(n * WIDTH) * 4);
+                assert_memory_equal(normed[1], normed[0], (size_t)(n * WIDTH) * 4);
             }
-            unsigned left[(COLS + 31) / 32];
+            unsigned left[(WIDTH + 31) / 32 + 1];
             from_device(left, o.arrived, sizeof left);
             assert_memory_equal(left, arrived, sizeof left);
             free(act);
