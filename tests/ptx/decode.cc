@@ -311,6 +311,10 @@ static bool decode_cvt(assembler &as, const statement &s, op &o)
     const bool wide_from = s.o[1].kind == operand::REGISTER ? s.o[1].wide : bits_of(f) == 64;
     o.a[0] = target(s.o[0], s.o[0].wide);
     o.a[1] = source(as, s.o[1], wide_from);
+    if (d == S64 && f == S32 && s.o[0].wide && wide_from && !how) {
+        o.run = map<[](s64 x) { return ((s64)(s32)x); }, s64, s64>;
+        return true;
+    }
     if (s.o[0].wide != (bits_of(d) == 64) || wide_from != (bits_of(f) == 64))
         return false;
     switch (d) {
