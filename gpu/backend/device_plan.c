@@ -28,8 +28,11 @@ static const char *graphs_off(const struct gpu_backend *b)
  * ones, and sends or receives the embedding. */
 size_t graph_nodes(const struct gpu_backend *b, int bucket)
 {
-    enum { A_LAYER = 12, INT8 = 4, EXPERTS = 6, ENDS = 8, AFTER_SUM = 1 };
-    const size_t a_layer = (size_t)(A_LAYER + INT8 * b->o.act_int8 + (b->stride_expert ? EXPERTS : 0));
+    /* with many tokens, the pairs of a mixture are sorted and their results added by launches of
+     * their own */
+    enum { A_LAYER = 11, INT8 = 4, FEW_EXPERTS = 4, EXPERTS = 6, ENDS = 8, AFTER_SUM = 1 };
+    const int experts = !b->stride_expert ? 0 : 1 << bucket <= GPU_MATVEC_TOKENS ? FEW_EXPERTS : EXPERTS;
+    const size_t a_layer = (size_t)(A_LAYER + INT8 * b->o.act_int8 + experts);
     size_t n = ENDS;
     for (int i = b->layers.first; i < b->layers.end; i++) {
         const int split = b->tp ? b->tp->split[i] : 0;
