@@ -659,22 +659,61 @@ static void blocks_before_every_window_are_not_used(void **state)
 static void a_nan_affects_only_queries_that_see_it(void **state)
 {
     (void)state;
-    struct rng r = { 5 };
-    struct sequence s;
-    sequence_open(&s, SHORT, KV_F32, 16, 1, &r);
-    for (int d = 0; d < 16; d++)
-        s.key[70 * 16 + d] = s.q[80 * 16 + d] * 1e4f;
-    s.key[120 * 16 + 2] = NAN;
-    FOR_SETS(k) {
-        store(&s, *k);
-        float *got = attend(&s, *k, 0, 120, 0);
-        for (int p = 0; p < s.len; p++)
-            assert_true((got[(size_t)p * s.a.out_token_stride] == got[(size_t)p * s.a.out_token_stride]) == (p < 120));
+    static const enum kv_type types[] = { KV_F32, KV_I8 };
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+        struct rng r = { 5 };
+        struct sequence s;
+        sequence_open(&s, SHORT, types[i], 16, 1, &r);
         for (int d = 0; d < 16; d++)
-            assert_float_equal(got[80 * s.a.out_token_stride + (size_t)d], s.value[70 * 16 + d], 0);
-        free(got);
+            s.key[70 * 16 + d] = s.q[80 * 16 + d] * 1e4f;
+        s.q[100 * 16 + 3] = NAN;
+        s.key[120 * 16 + 2] = NAN;
+        FOR_SETS(k) {
+            store(&s, *k);
+            float *got = attend(&s, *k, 0, 120, 0);
+            for (int p = 0; p < s.len; p++)
+                assert_true(isnan(got[(size_t)p * s.a.out_token_stride]) == (p == 100 || p >= 120));
+            for (int d = 0; d < 16; d++)
+                assert_float_equal(got[80 * s.a.out_token_stride + (size_t)d], s.value[70 * 16 + d], i ? 1e-2 : 0);
+            free(got);
+        }
+        sequence_close(&s);
     }
-    sequence_close(&s);
+}
+
+/* Every code is the largest one, so the sums of i8 come as near to 2^24 as they can: integers and
+ * floats would give different bits beyond it.  Longer vectors than 1024 are not rounded. */
+static void largest_sums_of_i8_are_exact(void **state)
+{
+    (void)state;
+    static const int dims[] = { 64, 65, 127, 1024, 1025 };
+    for (size_t i = 0; i < sizeof dims / sizeof *dims; i++) {
+        struct rng r = { 9 };
+        struct sequence s;
+        sequence_open(&s, SHORT, KV_I8, dims[i], 2, &r);
+        for (int d = 0; d < s.len * dims[i]; d++)
+            s.key[d] = s.value[d] = 1;
+        for (int d = 0; d < s.len * 2 * dims[i]; d++)
+            s.q[d] = 2;
+        store(&s, &kernels_ref);
+        float *want = attend(&s, &kernels_ref, 0, 50, 0);
+        for (int p = 0; p < s.len; p++)
+            for (int d = 0; d < dims[i]; d++)
+                assert_float_equal(want[(size_t)p * s.a.out_token_stride + (size_t)d], 1, 1e-5);
+        FOR_SETS(k) {
+            store(&s, *k);
+            for (int step = 1; step <= 50; step += 49) {
+                float *got = attend(&s, *k, 0, step, 0);
+                for (size_t e = 0; e < (size_t)s.len * s.a.out_token_stride; e++)
+                    if (f32_bits(got[e]) != f32_bits(want[e]))
+                        fail_msg("%s head_dim %d: element %zu is %.9g, not %.9g", (*k)->name, dims[i], e,
+                                 (double)got[e], (double)want[e]);
+                free(got);
+            }
+        }
+        free(want);
+        sequence_close(&s);
+    }
 }
 
 int main(void)
@@ -693,6 +732,7 @@ int main(void)
         cmocka_unit_test(sets_agree_for_latent_attention),
         cmocka_unit_test(blocks_before_every_window_are_not_used),
         cmocka_unit_test(a_nan_affects_only_queries_that_see_it),
+        cmocka_unit_test(largest_sums_of_i8_are_exact),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
