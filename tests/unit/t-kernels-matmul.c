@@ -489,6 +489,9 @@ static void kernels_are_picked_by_name(void **state)
     assert_null(kernels_pick("mmx", &e));
     assert_non_null(strstr(e.msg, "mmx"));
     assert_non_null(strstr(e.msg, "ref"));
+    const char *named = getenv("ZSE_TEST_KERNELS");
+    if (named && !kernels_pick(named, &e))
+        fail_msg("%s", e.msg);
 }
 
 int main(void)
