@@ -921,8 +921,11 @@ def first_paint(browser, url):
 def cost(browser, s):
     "bytes, requests and first paint of the page, beside that of the same picture without scripts"
     t = Tab(browser, s)
+    t.page.add_init_script("requestAnimationFrame(() => {"
+                           "  early = document.querySelectorAll('[rel=modulepreload]').length; });")
     p = t.open()
     p.locator('.welcome').wait_for()
+    expect(p.evaluate('early') == 0, 'modules are loaded before the first frame')
     total, n = p.evaluate('''(() => { const all = [...performance.getEntriesByType('navigation'), ...performance.getEntriesByType('resource')].filter(e => /\\/chat$|\\/web\\//.test(e.name)); return [all.reduce((s, e) => s + e.transferSize, 0), all.length]; })()''')
     expect(total <= 120000 and n <= 6, f'{total} bytes in {n} requests')
     t.end()
