@@ -12,8 +12,8 @@
  *          memory, is filled once; the first weights are under way meanwhile, and the next tile is
  *          known before the sums of the last one are stored.
  *          Of the blocks that compute the same rows of down, the last to finish also computes the
- *          weighted sum of the results, in the order in which a token chose its experts; of these,
- *          up to 4 tokens, the last norms the sums
+ *          weighted sum of the results, in the order in which a token chose its experts; with
+ *          up to 4 tokens the last of those blocks also norms the sums
  * moves    the weights of each chosen expert once from HBM, whichever tokens chose it.
  *          Qwen3-30B-A3B, nl4, one token: 8 of 128 experts, 13.4 MB for gate and up, 6.7 MB for
  *          down a layer, where attention has 10 MB; activations from L2

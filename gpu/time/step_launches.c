@@ -576,7 +576,7 @@ static void attend_decode(struct walk *w, int index)
     const double kv = 4.0 * n * dim * c->n_kv_heads * w->n_seqs;
     /* each block stores its sums, and the last one of its heads reads those of all splits */
     const double sums = 4.0 * w->n * c->n_heads * ceil_of(n, GPU_SPLIT) * (dim + 2);
-    /* the queries, keys and values of the only token, which each split prepares */
+    /* the only token: each split prepares the queries, and the newest one the key and value */
     const double raw = prepares_at_once(w) ? 4.0 * dim * (c->n_heads * ceil_of(n, GPU_SPLIT) + 4.0 * c->n_kv_heads) : 0;
     add(w, (struct timed_launch){
         .kernel = "attn_split", .what = "attention", .part = TIMED_ATTENTION,
@@ -639,10 +639,10 @@ static void attention(struct walk *w, const struct layer *l, int index)
     }
     if (!prepares_at_once(w))
         add(w, (struct timed_launch){ .kernel = "prepare", .what = "attention",
-                                  .blocks = ceil_of(heads, WARPS) * (unsigned)w->n, .threads = WARPS * 32,
-                                  .shared = sizeof(float) * WARPS * (size_t)c->head_dim, .bytes = 4.0 * nk * w->n,
-                                  .l2_bytes = 4.0 * w->n * (2.0 * nq + 4.0 * nk),
-                                  .issue = (double)w->n * (nq + 2.0 * nk) / 32 * 40, .setup_l2 = 5 });
+                                      .blocks = ceil_of(heads, WARPS) * (unsigned)w->n, .threads = WARPS * 32,
+                                      .shared = sizeof(float) * WARPS * (size_t)c->head_dim, .bytes = 4.0 * nk * w->n,
+                                      .l2_bytes = 4.0 * w->n * (2.0 * nq + 4.0 * nk),
+                                      .issue = (double)w->n * (nq + 2.0 * nk) / 32 * 40, .setup_l2 = 5 });
     if (w->n_tiles)
         attend_prompt(w, index);
     else

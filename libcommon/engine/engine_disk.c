@@ -15,7 +15,8 @@
 
 /* ---- opening ---- */
 
-/* Incremented when the bytes of a block change but the names of its types do not. */
+/* Incremented when the bytes of a block, or the results that are stored in them, change but the
+ * names of its types do not. */
 enum { BLOCK_FORMAT = 8 };
 
 /* Bytes of a window block. */

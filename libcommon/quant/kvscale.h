@@ -101,8 +101,8 @@ static inline float kv_i4_scale(const float *x, int n, float *factor)
 /* Queries of i4 and i8 keys, and the weights of 64 positions times the scales of their i4 or i8
  * values, are rounded to codes of at most kv_query_most() and kv_weight_most() times a scale: so
  * sums of codes times codes of keys or values are whole numbers below 2^24, and exact in integers
- * and in floats.  Queries of i8 keys have more than 8 bits, because 8 bits would double the squared
- * error of scores. */
+ * and in floats.  Queries of i8 keys have up to 12 bits (8 at 1024 elements), because 8 bits would
+ * double the squared error of scores. */
 enum { KV_I8_ROUNDED = 1024 };          /* most elements of vectors of i8 for which this is done */
 
 HALF_FUNCTION int kv_query_most(enum kv_type key, int head_dim)
