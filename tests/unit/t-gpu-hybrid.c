@@ -80,9 +80,17 @@ static float *expected_logits(const char *name, size_t vocab, int32_t id[FIRST])
     return want;
 }
 
-/* Where the experts are.  The device holds the first n, half or all of them.  The CPU computes the
- * others, or they are uploaded once for each layer and step: only those that the device lacks
- * (persistent prefill), or all of them (streamed). */
+/* Close a model whose experts' matrices were replaced by n allocated ones. */
+static void close_with(struct model *m, uint8_t *owned[], int n)
+{
+    while (n)
+        free(owned[--n]);
+    model_close(m);
+}
+
+/* The placements of experts that are compared.  The device holds n of them, or HALF, or ALL.  The
+ * CPU computes the others, or experts are uploaded once for each layer and step: those that the
+ * device lacks (persistent prefill), or every one (streamed). */
 enum { HALF = -1, ALL = -2 };
 static const struct placement { const char *name; int n, streams; } placements[] = {
     { "none", 0, 0 }, { "half", HALF, 0 }, { "one", 1, 0 }, { "streamed", 0, 1 }, { "persistent", HALF, 1 },
@@ -243,9 +251,7 @@ static void check_packed(int gated)
                      gated ? "" : " without gate",
                      error_of(got, want, (N + MORE) * vocab));
     }
-    while (n_owned)
-        free(owned[--n_owned]);
-    model_close(m);
+    close_with(m, owned, n_owned);
     free(want), free(got);
 }
 
@@ -284,9 +290,7 @@ static void windows(void **state)
         if (window)
             assert_memory_equal(got, want, 2 * vocab * sizeof *got);
     }
-    while (n_owned)
-        free(owned[--n_owned]);
-    model_close(m);
+    close_with(m, owned, n_owned);
     free(want), free(got);
 }
 
@@ -319,9 +323,7 @@ static void same_bits(void **state)
     assert_memory_equal(got, want, size * sizeof *got);
     backend_gpu.close(b);
     m->config.n_layers = 4;
-    while (n_owned)
-        free(owned[--n_owned]);
-    model_close(m);
+    close_with(m, owned, n_owned);
     free(want), free(got);
 }
 
@@ -354,9 +356,7 @@ static void batches(void **state)
             fail_msg("%d layers: error %.3g", layers, error_of(got, want, N * vocab));
         d->close(b);
     }
-    while (n_owned)
-        free(owned[--n_owned]);
-    model_close(m);
+    close_with(m, owned, n_owned);
     free(want), free(got);
 }
 
@@ -416,9 +416,7 @@ static void streamed(void **state)
         assert_true(counts_of(b).misses > 0);
         backend_gpu.close(b);
     }
-    while (n_owned)
-        free(owned[--n_owned]);
-    model_close(m);
+    close_with(m, owned, n_owned);
     free(want), free(got);
 }
 
@@ -508,9 +506,7 @@ static void lite_bytes(void **state)
         backend_gpu.close(b);
     }
     emulated_idle(0);
-    while (n_owned)
-        free(owned[--n_owned]);
-    model_close(m);
+    close_with(m, owned, n_owned);
 }
 
 /* Resident private memory of this process. */
@@ -561,9 +557,7 @@ static void host_memory(void **state)
     assert_true(grown <= on_device + pinned + LIMIT);
     backend_gpu.close(b);
     free(logits);
-    while (n_owned)
-        free(owned[--n_owned]);
-    model_close(m);
+    close_with(m, owned, n_owned);
 }
 
 /* Experts with biases, in f32, of gpt_oss. */
@@ -634,9 +628,7 @@ static void divided(void **state)
             assert_memory_equal(got, before, size * sizeof *got);
         memcpy(before, got, size * sizeof *got);
     }
-    while (n_owned)
-        free(owned[--n_owned]);
-    model_close(m);
+    close_with(m, owned, n_owned);
     free(want), free(got), free(before);
 }
 
@@ -699,9 +691,7 @@ static void break_even(void **state)
         if (!(error_of(got, want, size) <= 1e-4))
             fail_msg("link %g: error %.3g of the largest logit, limit 1e-4", links[fast], error_of(got, want, size));
     }
-    while (n_owned)
-        free(owned[--n_owned]);
-    model_close(m);
+    close_with(m, owned, n_owned);
     free(want), free(got);
 }
 
@@ -726,9 +716,7 @@ static void strict_break_even(void **state)
         assert_int_equal(n, 0);
     }
     assert_memory_equal(got, want, size * sizeof *got);
-    while (n_owned)
-        free(owned[--n_owned]);
-    model_close(m);
+    close_with(m, owned, n_owned);
     free(want), free(got);
 }
 
@@ -772,9 +760,7 @@ static void strict_anywhere(void **state)
             fail_msg("%d of %d experts on the device, %s: other bits", k, N_EXPERTS, ways[i].exact ? "f32" : "f16");
     }
     m->config.n_layers = 4;
-    while (n_owned)
-        free(owned[--n_owned]);
-    model_close(m);
+    close_with(m, owned, n_owned);
     free(want), free(got);
 }
 
@@ -822,9 +808,7 @@ static void moved(void **state)
         free(got[run]);
     }
     backend_cpu.close(b);
-    while (n_owned)
-        free(owned[--n_owned]);
-    model_close(m);
+    close_with(m, owned, n_owned);
     free(want);
 }
 
@@ -856,9 +840,7 @@ static void placement(void **state)
     o.gpu_experts = N_EXPERTS + 1;
     assert_int_equal(gpu_plan(m, &o, &p, &why), -1);
     assert_string_equal(why.msg, "--gpu-experts 7: each layer has 6 experts");
-    while (n_owned)
-        free(owned[--n_owned]);
-    model_close(m);
+    close_with(m, owned, n_owned);
 }
 
 /* An expert that fails on the device fails the step; the backend can be closed. */
@@ -887,9 +869,7 @@ static void lost(void **state)
     assert_int_equal(backend_gpu.forward(b, &(struct batch){ &item, 1 }, logits, &why), -1);
     emulated_fail(NULL, 0);
     backend_gpu.close(b);
-    while (n_owned)
-        free(owned[--n_owned]);
-    model_close(m);
+    close_with(m, owned, n_owned);
     free(logits);
 }
 
