@@ -166,7 +166,7 @@ DEVICE uint8_t *head_at(const gpu_kv_blocks &b, const int32_t *table, int pos, i
 
 enum head_kind { HEAD_OF_QUERY, HEAD_OF_KEY, HEAD_OF_VALUE };
 
-/* Where the projection of token t has head h. */
+/* The address of head h of token t, as the projection stored it. */
 DEVICE float *head_row(const struct gpu_prepare &o, head_kind kind, int t, int h)
 {
     return kind == HEAD_OF_QUERY ? o.q + ((size_t)t * o.n_heads + h) * o.head_dim
