@@ -33,8 +33,9 @@ asked() { on "$1" zse-chat "$T/tiny.zse" --temp 0 --threads 2 -p "What is 2+2?" 
   for page in 16384 65536; do
     [ "$(qemu-aarch64 -strace -p $page -cpu neoverse-n1 "$B/zse-chat" "$T/tiny.zse" --temp 0 -p "What is 2+2?" 2>"$T/calls")" = "2 + 2 = 4" ]
   done
-  # qemu accepts addresses and offsets inside pages, but a kernel refuses them.  Another thread's call
-  # may stand between a call and its result, so no parenthesis may follow before the call's own.
+  # qemu accepts addresses and offsets inside pages, but a kernel refuses them.  Another thread's
+  # call may stand between a call and its result, so no parenthesis may follow before the call's
+  # own.
   grep -qE 'mmap\(NULL,[^()]*,0\) = 0x[0-9a-f]*0000' "$T/calls"
   run ! grep -E -e '(map|protect|advise)\(0x[0-9a-f]*[1-9a-f][0-9a-f]{0,3},' \
     -e 'mmap\([^()]*,0x[0-9a-f]*[1-9a-f][0-9a-f]{0,3}\)' "$T/calls"
