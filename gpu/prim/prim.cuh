@@ -41,6 +41,17 @@ DEVICE int bits_set(uint32_t u) { return EITHER(__popc(u), __builtin_popcount(u)
 /* exp and tanh with errors of a few ulp, which is enough for results that are rounded to f16.  For
  * tanh these are ulp of 1, because a small tanh is the difference of two numbers near 1. */
 DEVICE float fast_exp(float x) { return EITHER(__expf(x), expf(x)); }
+/* 2^x, 0 below 2^-126. */
+DEVICE float fast_exp2(float x)
+{
+#ifdef __CUDACC__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    return exp2f(x);
+#endif
+}
 DEVICE float fast_tanh(float x) { return EITHER(1 - __fdividef(2, 1 + __expf(2 * x)), 1 - 2 / (1 + expf(2 * x))); }
 
 /* Bytes of a (0..3) and b (4..7), selected by the lower four nibbles of s; a nibble + 8 replicates

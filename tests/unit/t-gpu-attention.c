@@ -456,6 +456,13 @@ static void attention(void **state)
         /* more than a tile of queries, with a window shorter than a warp's queries, slopes,
          * sinks */
         { 2, 1, 112, 20, 133, 37, 0, 0, 0, 0, 0, SLOPES | SINKS, KV_I8 },
+        /* tiles of positions without masks before those with masks, and between them with a window;
+         * scores that grow from tile to tile */
+        { 2, 1, 128, 94, 150, 0, 0, 0, 0, 0, 0, SINKS, KV_F16 },
+        { 1, 1, 96, 100, 40, 111, 0, 0, 0, 0, 0, 0, KV_F16 },
+        { 1, 1, 256, 63, 70, 0, 0, 0, 0, 0, 0, 0, KV_F16 },
+        { 1, 1, 128, 130, 30, 0, 0, 0, 0, 0, 0, 0, KV_F8 },
+        { 2, 1, 128, 70, 40, 0, 0, 0, 0, 0, 0, SLOPES, KV_F16 },
         /* more than a tile of queries with large heads, whose tiles are half as large */
         { 1, 1, 144, 0, 66, 0, 0, 0, 0, 0, 0, 0, KV_BF16 },
         { 2, 1, 192, 9, 18, 0, 0, 0, 0, 0, 0, 0, KV_F16 },
