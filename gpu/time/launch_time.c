@@ -3,7 +3,10 @@
 
 #include <math.h>
 
-enum { SCHEDULERS = 4, REGISTERS = 65536, MOST_BLOCKS = 32, OWN_SHARED = 1024 /* that a block takes besides */ };
+enum { SCHEDULERS = 4, REGISTERS = 65536, MOST_BLOCKS = 32, OWN_SHARED = 1024 /* that a block takes besides */,
+       /* of a multiprocessor and cycle: bytes of shared memory, exponentials (CUDA programming
+        * guide, throughput of arithmetic instructions) */
+       SHARED_BYTES = 128, EXPS = 16 };
 
 /* The number of blocks that fit on a multiprocessor at the same time. */
 static int resident(const struct timed_gpu *g, const struct timed_launch *l)
@@ -18,8 +21,9 @@ static int resident(const struct timed_gpu *g, const struct timed_launch *l)
     return n > 1 ? n : 1;
 }
 
-enum cause { LAUNCH, WAITS, MEMORY, L2, ISSUE, TENSOR, LOADS, N_CAUSES };
-static const char *const names[N_CAUSES] = { "launch", "waits", "memory", "L2", "issue", "tensor", "loads" };
+enum cause { LAUNCH, WAITS, MEMORY, L2, ISSUE, TENSOR, SHARED, EXP, LOADS, N_CAUSES };
+static const char *const names[N_CAUSES] = { "launch", "waits", "memory", "L2", "issue", "tensor", "shared", "exp",
+                                         "loads" };
 
 /* Add the seconds of a round of n blocks to sum[]; by: the cause that the main loop waits for. */
 static double add_round(const struct timed_gpu *g, const struct timed_launch *l, double n, double *sum)
@@ -31,7 +35,8 @@ static double add_round(const struct timed_gpu *g, const struct timed_launch *l,
         [MEMORY] = l->bytes * share / (g->memory * g->memory_share), [L2] = l->l2_bytes * share / g->l2,
         [ISSUE] = l->issue * share * sm / (SCHEDULERS * g->clock * g->issue_share),
         [TENSOR] = l->done * share * sm * g->n_sms / (g->tensor * (l->wgmma ? g->wgmma_share : g->mma_share)),
-        [LOADS] = l->turns * turn / g->clock };
+        [SHARED] = l->shared_bytes * share * sm / (SHARED_BYTES * g->clock),
+        [EXP] = l->exps * share * sm / (EXPS * g->clock), [LOADS] = l->turns * turn / g->clock };
     enum cause most = MEMORY;
     for (enum cause c = L2; c < N_CAUSES; c++)
         most = s[c] > s[most] ? c : most;

@@ -2,10 +2,10 @@
  * It predicts; nothing is measured, and no device is needed.
  *
  * A launch takes the time between two kernels of a graph, the waits before and after its main loop,
- * and the longest of five times: bytes from memory, bytes from L2, instructions, products of the
- * tensor cores, and the dependent loads of the loop.  Blocks run in rounds of as many as fit on the
- * device.  The list of launches follows gpu/backend/layers.c and step.c;
- * tests/unit/t-gpu-time.c compares it with what the backend launches. */
+ * and the longest of seven times: bytes from memory, bytes from L2, instructions, products of the
+ * tensor cores, cycles of shared memory, exponentials, and the dependent loads of the loop.  Blocks
+ * run in rounds of as many as fit on the device.  The list of launches follows gpu/backend/layers.c
+ * and step.c; tests/unit/t-gpu-time.c compares it with what the backend launches. */
 #ifndef ZSE_GPU_TIME_LAUNCH_TIME_H
 #define ZSE_GPU_TIME_LAUNCH_TIME_H
 
@@ -55,8 +55,10 @@ struct timed_launch {
     unsigned active;                    /* the blocks that have work */
     int registers;                      /* of a thread; 0: unknown */
     /* bytes: from and to memory, each once; l2_bytes: of all blocks; flop: useful operations of the
-     * tensor cores; done: with those of padding; issue: warp instructions of all blocks */
-    double bytes, l2_bytes, flop, done, issue;
+     * tensor cores; done: with those of padding; issue: warp instructions of all blocks.  Of
+     * attention with many tokens only: shared_bytes, that all blocks read and write in shared
+     * memory; exps: exponentials */
+    double bytes, l2_bytes, flop, done, issue, shared_bytes, exps;
     int wgmma;
     /* of a block: waits outside of its loop (for memory, for L2, and other cycles); turns of the
      * loop, waits and own cycles of a turn; ahead: a turn's loads start one turn earlier */
@@ -81,7 +83,7 @@ int timed_launches(const struct model *m, const struct timed_gpu *g, const struc
 void timed_launches_release(struct timed_launches *l);
 
 /* Seconds by cause; `limit` names the largest: "launch", "waits", "memory", "L2", "issue",
- * "tensor" or "loads". */
+ * "tensor", "shared", "exp" or "loads". */
 struct timed_cost { double seconds, roof_s; const char *limit; };
 struct timed_cost timed_launch_cost(const struct timed_gpu *g, const struct timed_launch *l);
 

@@ -600,32 +600,46 @@ static void attend_decode(struct walk *w, int index)
 
 static void attend_prompt(struct walk *w, int index)
 {
-    /* 1,650: instructions of a warp for 32 keys (counted by executing them, heads of 128) */
-    enum { THREADS = 128, KEY_INSTRUCTIONS = 1650 };
+    enum { WARPS = 4, MATRICES = 512 /* bytes of an ldmatrix */ };
+    /* instructions that masks add to a tile, of those without masks: heads of 128, sm_90, with the
+     * code for caps and slopes */
+    const double MASKS = 1.6;
     const struct config *c = &w->m->config;
+    const struct timed_gpu *g = w->g;
     const int dim = c->head_dim <= 64 ? 64 : c->head_dim <= 128 ? 128 : 256, strips = dim <= 128 ? 2 : 1,
-              tile = 4 * 16 * strips, keys = dim <= 64 ? 64 : 32, n = w->n, before = w->s->context - n,
+              tile = WARPS * 16 * strips, keys = dim <= 64 ? 64 : 32, n = w->n, before = w->s->context - n,
               window = w->m->config.window[index];
-    double pairs = 0, key_tiles = 0;
+    double pairs = 0, key_tiles = 0, edges = 0;
     for (int t = 0; t < n; t += tile) {
         const int q = n - t < tile ? n - t : tile, last = before + t + q;
         const int first = window && before + t + 1 > window ? (before + t + 1 - window) / keys * keys : 0;
         key_tiles += ceil((double)(last - first) / keys);
+        /* tiles with masks: at the diagonal, and where the windows of the queries begin */
+        edges += (1 + (first > 0)) * ceil((double)q / keys);
         for (int i = 0; i < q; i++)
             pairs += window && before + t + i + 1 > window ? window : before + t + i + 1;
     }
+    char name[32];
     struct code_cost code = { 255, 0 };
-    code_cost_find("attn-prefill-128", w->g->sm, &code);
-    const double flop = 4.0 * pairs * c->head_dim * c->n_heads, done = 4.0 * key_tiles * keys * tile * dim * c->n_heads;
+    snprintf(name, sizeof name, "attn-prefill-%d", dim);
+    if (!code_cost_find(name, g->sm, &code))
+        w->out->uncounted = "attention";
+    /* of a turn, which is a tile of positions; products: of a warp */
+    const double products = 2.0 * strips * (dim / 16) * (keys / 8), product_flop = 4096,
+                 product_cycles = product_flop / (g->tensor * g->mma_share / (4 * g->n_sms * g->clock)),
+                 matrices = (double)strips * (dim / 16) + 2.0 * (dim / 16) * (keys / 16), kv = 4.0 * keys * dim,
+                 turns = key_tiles * c->n_heads;
     add(w, (struct timed_launch){
         .kernel = "attn_prefill", .what = "attention", .part = TIMED_ATTENTION,
-        .blocks = (unsigned)(w->n_tiles * c->n_heads), .threads = THREADS, .registers = code.registers,
+        .blocks = (unsigned)(w->n_tiles * c->n_heads), .threads = WARPS * 32, .registers = code.registers,
         .shared = (size_t)(tile * dim * 2 + dim * keys * 2 + keys * dim * 2),
-        .bytes = 4.0 * seen(w, index) * c->head_dim * c->n_kv_heads, .flop = flop, .done = done,
-        .l2_bytes = key_tiles * keys * 4.0 * c->head_dim * c->n_heads,
-        .issue = done * KEY_INSTRUCTIONS * 4 / (4.0 * 128 * 32 * 128),
-        .setup_l2 = 4, .turns = key_tiles / w->n_tiles, .turn_l2 = 2,
-        .turn_cycles = (double)KEY_INSTRUCTIONS * keys / 32 * dim / 128 * strips / 2 });
+        .bytes = 4.0 * seen(w, index) * c->head_dim * c->n_kv_heads, .flop = 4.0 * pairs * c->head_dim * c->n_heads,
+        .done = turns * WARPS * products * product_flop, .l2_bytes = key_tiles * keys * 4.0 * c->head_dim * c->n_heads,
+        .issue = (key_tiles + MASKS * edges) * c->n_heads * WARPS * code.instructions,
+        .shared_bytes = turns * (WARPS * matrices * MATRICES + kv), .exps = turns * keys * tile,
+        .setup_l2 = 4, .turns = key_tiles / w->n_tiles, .turn_l2 = 1, .ahead = 1,
+        /* a warp multiplies, and then computes weights */
+        .turn_cycles = products * product_cycles + (code.instructions - products) / g->issue_share });
 }
 
 static void attention(struct walk *w, const struct layer *l, int index)
