@@ -55,11 +55,16 @@ CUDA    := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 SMS     ?= 80 86 89 90
 # -fmad=false has the same purpose as -ffp-contract=off.
 NVFLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-Wextra $(if $(WERROR),-Werror all-warnings) --threads 2
-# The front end takes half of the time; it runs once, for the oldest architecture: only *_hopper.cu
-# needs more.  The PTX is for future GPUs.
+# The front end takes half of the time; it runs once for the oldest architecture before 9.0, and once
+# for 9.0 and later, which have dependent launches (gpu/prim/prim.cuh).  *_hopper.cu needs more.  The
+# PTX of the later ones is for future GPUs.
 COMMA   := ,
-OLDEST  := compute_$(shell printf '%s\n' $(SMS) | sort -n | head -n 1)
-NVCODE  := -gencode 'arch=$(OLDEST)$(COMMA)code=[$(subst $() $(),$(COMMA),$(SMS:%=sm_%) $(OLDEST))]'
+SORTED  := $(shell printf '%s\n' $(SMS) | sort -n)
+EARLY   := $(filter 7% 8%,$(SORTED))
+LATE    := $(filter-out $(EARLY),$(SORTED))
+gencode  = -gencode 'arch=compute_$(firstword $1)$(COMMA)code=[$(subst $() $(),$(COMMA),$(strip $(1:%=sm_%) $2))]'
+NVCODE  := $(if $(EARLY),$(call gencode,$(EARLY),$(if $(LATE),,compute_$(firstword $(EARLY))))) \
+           $(if $(LATE),$(call gencode,$(LATE),compute_$(firstword $(LATE))))
 # *_hopper.cu is for compute capability 9.0 alone, the only one with wgmma.
 $(B)/gpu/kernels/%_hopper.o: NVCODE := -gencode arch=compute_90a,code=sm_90a
 CUDA_OBJS := $(patsubst %.cu,$(B)/%.o,$(KERNELS) gpu/rt/rt.cu)
@@ -280,7 +285,7 @@ emulated: $(EMULATED_BINS)
 
 # The device's tests on nvcc's code, without a GPU: an interpreter of PTX (tests/ptx) replaces the
 # CUDA runtime.  The interpreter runs where it was built, so it may use every instruction.
-PTX_CODE := arch=compute_80,code=compute_80
+PTX_CODE := arch=compute_90,code=compute_90
 $(B)/ptx/gpu/kernels/%_hopper.o: PTX_CODE := arch=compute_90a,code=compute_90a
 $(B)/ptx/gpu/kernels/expert_%.o: PTX_DEFINES := -DFEW_FORMATS
 PTXFLAGS := -std=c++20 -O2 -ftree-vectorize -g1 -march=native -I. -I$(dir $(realpath $(NVCC)))../include -Wall -Wextra \

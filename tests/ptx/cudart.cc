@@ -39,6 +39,7 @@ struct CUstream_st {
     /* nodes that this stream has in the graph; of these, those that the stream which began it waits
      * for */
     size_t n_recorded, n_joined;
+    bool after_kernel;                  /* the last item is a kernel */
 };
 /* capture: the id of the graph that the last record is a part of, 0: none; nodes: of its stream
  * before it */
@@ -122,6 +123,7 @@ static CUstream_st *stream_of(CUstream_st *s)
 static cudaError_t enqueue(CUstream_st *s, const work &what)
 {
     s = stream_of(s);
+    s->after_kernel = false;
     if (!s->graph) {
         s->queue.push_back(what);
         s->n_queued++;
@@ -249,7 +251,8 @@ cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *host)
     *kernel = (cudaKernel_t)const_cast<void *>(host);
     return cudaSuccess;
 }
-cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream)
+static cudaError_t launch_kernel(const void *host, dim3 grid, dim3 block, void **args, size_t shared,
+                                 cudaStream_t stream, enum dependence dependence)
 {
     HOLD;
     auto it = entries.find(host);
@@ -274,14 +277,39 @@ cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **arg
         return result(cudaErrorInvalidConfiguration);
     if (k->shared_bytes + shared > it->second.most_shared)
         return result(cudaErrorInvalidValue);
+    /* A kernel can be a dependent of kernels alone. */
+    if (dependence == DEPENDENT && !stream_of(stream)->after_kernel)
+        return result(cudaErrorNotSupported);
     std::vector<uint8_t> values(k->arguments.size());
     for (size_t i = 0; i < k->parameters.size(); i++)
         memcpy(values.data() + k->parameters[i].at, args[i], k->parameters[i].size);
-    return enqueue(stream, [=] {
+    const cudaError_t rc = enqueue(stream, [=] {
         memcpy(k->arguments.data(), values.data(), values.size());
         const unsigned g[3] = { grid.x, grid.y, grid.z }, b[3] = { block.x, block.y, block.z };
-        run_grid(k, g, b, shared);
+        run_grid(k, g, b, shared, dependence);
     });
+    stream_of(stream)->after_kernel = rc == cudaSuccess;
+    return rc;
+}
+cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream)
+{
+    return launch_kernel(host, grid, block, args, shared, stream, PLAIN);
+}
+cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *host, void **args)
+{
+    enum dependence dependence = PLAIN;
+    for (unsigned i = 0; i < c->numAttrs; i++) {
+        if (c->attrs[i].id != cudaLaunchAttributeProgrammaticStreamSerialization)
+            return result(cudaErrorInvalidValue);
+        dependence = c->attrs[i].val.programmaticStreamSerializationAllowed ? DEPENDENT : FIRST;
+    }
+    return launch_kernel(host, c->gridDim, c->blockDim, args, c->dynamicSmemBytes, c->stream, dependence);
+}
+cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const void *)
+{
+    memset(a, 0, sizeof *a);
+    a->ptxVersion = 10 * CAPABILITY_MAJOR + CAPABILITY_MINOR;   /* the Makefile compiles for it */
+    return result(cudaSuccess);
 }
 cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void **args, size_t shared,
                                cudaStream_t stream)
@@ -318,6 +346,7 @@ const char *cudaGetErrorString(cudaError_t rc)
     case cudaErrorInvalidValue: return "invalid argument";
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorInvalidDeviceFunction: return "invalid device function";
+    case cudaErrorNotSupported: return "operation not supported";
     case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
     default: return "another error";
@@ -492,6 +521,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned)
     HOLD;
     CUstream_st *const from = e->stream;
     const uint64_t after = e->after;
+    s->after_kernel = false;
     if (e->capture || s->graph)
         return join_capture(s, e);
     if (!from)
@@ -525,6 +555,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t s, enum cudaStreamCaptureMode)
         return result(cudaErrorIllegalState);
     static uint64_t n_captures;
     s->graph = new CUgraph_st{ {}, ++n_captures, s };
+    s->after_kernel = false;
     s->n_recorded = s->n_joined = 0;
     s->invalid = false;
     s->capturer = std::this_thread::get_id();
@@ -544,6 +575,7 @@ cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t *graph)
             rc = x->invalid ? cudaErrorStreamCaptureInvalidated : rc;
             x->graph = nullptr;
         }
+    s->after_kernel = false;
     *graph = rc == cudaSuccess ? recorded : nullptr;
     if (rc != cudaSuccess)
         delete recorded;

@@ -147,6 +147,7 @@ static void run_tensor(warp &w, const op &o, uint32_t on)
     EACH_LANE(i, on) {
         tile_copy c;
         const uint64_t map = lane_of<uint64_t>(w.file, o.a[1], (int)i);
+        check_waited((int)i, "copy of a tile");         /* wherever it is */
         memcpy(&c.m, global_pointer(o, (int)i, map, 64, READ), sizeof c.m);
         if (map % 64 || c.m.magic != tensor_map::MAGIC)
             fail_at((int)i, "the tensor map is none, or not aligned to 64 bytes");

@@ -194,6 +194,7 @@ static void run_block()
         w.live = n >= LANES ? ~0u : (1u << n) - 1;
         w.active = w.parked = w.carry = w.at_phase = 0;
         w.n_collectives = 0;
+        w.waited = vm.dependence == PLAIN ? ~0u : 0;
         memset(w.lane_pc, 0, sizeof w.lane_pc);
         memset(w.at_barrier, 0, sizeof w.at_barrier);
         w.pc = 0;
@@ -221,12 +222,16 @@ static void run_block()
     hopper_end();
 }
 
-void run_grid(kernel *k, const unsigned grid[3], const unsigned block[3], size_t dynamic_shared)
+void run_grid(kernel *k, const unsigned grid[3], const unsigned block[3], size_t dynamic_shared,
+              enum dependence dependence)
 {
     static std::vector<uint8_t> files, locals, shared;
     static std::vector<uint32_t> predicates;
     static kernel *last;
     vm.k = k;
+    vm.dependence = dependence;
+    if (dependence != DEPENDENT)
+        forget_writes();
     memcpy(vm.grid, grid, sizeof vm.grid);
     memcpy(vm.block, block, sizeof vm.block);
     vm.n_threads = block[0] * block[1] * block[2];

@@ -4,8 +4,47 @@
 
 #include <string.h>
 
+#include <bitset>
 #include <map>
 #include <mutex>
+#include <unordered_map>
+
+/* ---- dependent launches ---- */
+
+/* A bit for each 4 bytes that kernels have written, by page. */
+enum { PAGE = 4096 };
+typedef std::bitset<PAGE / 4> written_page;
+static std::unordered_map<uint64_t, written_page> written;
+static uint64_t last_page = ~(uint64_t)0;
+static written_page *last_written;
+
+void forget_writes()
+{
+    written.clear();
+    last_page = ~(uint64_t)0;
+}
+static void note_write(uint64_t p, size_t n)
+{
+    if (p / PAGE != last_page) {
+        last_page = p / PAGE;
+        last_written = &written[last_page];
+    }
+    for (uint64_t word = p / 4; word <= (p + n - 1) / 4; word++)
+        last_written->set(word % (PAGE / 4));
+}
+static bool was_written(uint64_t p, size_t n)
+{
+    const auto page = written.find(p / PAGE);
+    for (uint64_t word = p / 4; page != written.end() && word <= (p + n - 1) / 4; word++)
+        if (page->second[word % (PAGE / 4)])
+            return true;
+    return false;
+}
+void check_waited(int lane, const char *what)
+{
+    if (!(vm.now_warp->waited >> lane & 1))
+        fail_at(lane, "%s before griddepcontrol.wait", what);
+}
 
 /* ---- allocations ---- */
 
@@ -37,6 +76,10 @@ void region_add(void *p, size_t size, bool writable)
 void region_remove(void *p)
 {
     std::lock_guard<std::mutex> hold(regions_lock);
+    const region r = regions[(uintptr_t)p];
+    for (uintptr_t page = r.low / PAGE; page * PAGE < r.high; page++)
+        written.erase(page);
+    last_page = ~(uint64_t)0;
     regions.erase((uintptr_t)p);
     n_changes++;
 }
@@ -59,6 +102,12 @@ uint8_t *global_pointer(const op &o, int lane, uint64_t p, size_t n, enum access
     }
     if (p % n)
         fail_at(lane, "%s of %zu bytes at %#llx, which is not aligned", verb(a), n, (unsigned long long)p);
+    if (a != READ) {
+        check_waited(lane, verb(a));
+        note_write(p, n);
+    } else if (!(vm.now_warp->waited >> lane & 1) && was_written(p, n)) {
+        fail_at(lane, "read of what a kernel before writes, before griddepcontrol.wait");
+    }
     return (uint8_t *)p;
 }
 

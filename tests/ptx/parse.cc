@@ -444,6 +444,8 @@ static void run_bra(warp &w, const op &o, uint32_t on)
 }
 static void run_exit(warp &w, const op &, uint32_t on)
 {
+    if (on & ~w.waited)
+        check_waited(__builtin_ctz(on & ~w.waited), "end");
     save(w);
     w.live &= ~on;
     regroup(w);

@@ -119,7 +119,16 @@ struct warp {
     uint32_t phase_of[LANES];           /* the mbarrier that a lane of at_phase waits for */
     int index;
     unsigned n_collectives;             /* orders accesses of the lanes */
+    uint32_t waited;                    /* lanes that have executed griddepcontrol.wait, or need not */
 };
+
+/* How a kernel is ordered after the one before it.  PLAIN: it begins after its end, and knows
+ * nothing of dependent launches.  FIRST and DEPENDENT: it was launched with the attribute of
+ * dependent launches, as 0 or 1.  Both have to wait before they end and before they write to global
+ * memory.  Before that a DEPENDENT kernel may not read what kernels have written since the last one
+ * that was not DEPENDENT began: they may all still run, because each of them may begin before the
+ * one before it has waited. */
+enum dependence { PLAIN, FIRST, DEPENDENT };
 
 /* The state of the launch that runs; there is one machine, because launches run one after the
  * other. */
@@ -135,12 +144,14 @@ struct machine {
     const op *now;
     const warp *now_warp;
     uint32_t now_on;
+    enum dependence dependence;
     bool yield;                         /* the running warp lets the others run first */
 };
 extern machine vm;
 
 /* Runs a grid; throws a fault. */
-void run_grid(kernel *k, const unsigned grid[3], const unsigned block[3], size_t dynamic_shared);
+void run_grid(kernel *k, const unsigned grid[3], const unsigned block[3], size_t dynamic_shared,
+              enum dependence dependence);
 /* save: store the addresses of the active lanes.  regroup: choose the lanes that run next. */
 void save(warp &w);
 void regroup(warp &w);
@@ -171,6 +182,8 @@ void region_add(void *p, size_t size, bool writable);
 void region_remove(void *p);
 
 void block_memory_begin();              /* a block begins */
+void forget_writes();                   /* kernels have ended: what they wrote can be read */
+void check_waited(int lane, const char *what);          /* a fault if the lane has not waited */
 void check_shared(const warp &w, int lane, size_t at, size_t n, enum access a);
 /* Bytes of shared memory that copies fill: reads before they have ended are errors. */
 void shared_under_way(size_t at, size_t n);

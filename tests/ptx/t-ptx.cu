@@ -65,6 +65,27 @@ __global__ void diverging(int *out)
     out[threadIdx.x] = n;
 }
 
+/* Kernels of dependent launches: each breaks a rule, or none. */
+enum dependent_fault { NO_FAULT, READS_BEFORE, WRITES_BEFORE, ADDS_BEFORE, COPIES_BEFORE, ONE_ENDS_BEFORE };
+template <dependent_fault FAULT> __global__ void dependent(int *out, const int *weight)
+{
+    int n = weight[threadIdx.x];
+    asm volatile("griddepcontrol.launch_dependents;");
+    if (FAULT == READS_BEFORE)
+        n += *(volatile int *)out;
+    if (FAULT == WRITES_BEFORE)
+        out[threadIdx.x] = n;
+    if (FAULT == ADDS_BEFORE)
+        atomicAdd(out, n);
+    if (FAULT == COPIES_BEFORE)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                     :: "r"((unsigned)__cvta_generic_to_shared(room) + 16 * threadIdx.x), "l"(out) : "memory");
+    if (FAULT == ONE_ENDS_BEFORE && threadIdx.x == 31)
+        return;
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+    out[threadIdx.x] = out[threadIdx.x ^ 1] + n;
+}
+
 static int n_tests, n_failed, *device;
 static void *pinned;
 
@@ -179,6 +200,44 @@ static void captures()
            "too early, or not at all");
 }
 
+static void launch_dependent(void (*kernel)(int *, const int *), int value, int *out)
+{
+    cudaLaunchAttribute a = {};
+    a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    a.val.programmaticStreamSerializationAllowed = value;
+    cudaLaunchConfig_t c = {};
+    c.gridDim = dim3(1);
+    c.blockDim = dim3(32);
+    c.dynamicSmemBytes = 512;
+    c.attrs = &a;
+    c.numAttrs = 1;
+    cudaLaunchKernelEx(&c, kernel, out, (const int *)(device + 512));
+}
+
+/* The faults of a kernel that begins before the one before it has ended. */
+static void dependents()
+{
+    static const struct { void (*kernel)(int *, const int *); const char *name, *words; int value; } all[] = {
+        { dependent<NO_FAULT>, "a dependent kernel that waits", nullptr, 1 },
+        { dependent<READS_BEFORE>, "a read of a result before the wait", "read of what a kernel before writes", 1 },
+        { dependent<READS_BEFORE>, "the same read in a kernel that is not dependent", nullptr, 0 },
+        { dependent<COPIES_BEFORE>, "a copy of a result before the wait", "read of what a kernel before writes", 1 },
+        { dependent<WRITES_BEFORE>, "a write before the wait", "write before griddepcontrol.wait", 0 },
+        { dependent<ADDS_BEFORE>, "an atomic before the wait", "atomic before griddepcontrol.wait", 0 },
+        { dependent<ONE_ENDS_BEFORE>, "a thread that ends without the wait", "thread 31", 0 },
+    };
+    for (const auto &t : all) {
+        launch_dependent(dependent<NO_FAULT>, 0, device);
+        /* nor of a kernel two launches earlier */
+        launch_dependent(dependent<NO_FAULT>, 1, device + 64);
+        launch_dependent(t.kernel, t.value, device);
+        expect(t.name, t.words);
+    }
+    cudaMemcpyAsync(pinned, device, 128, cudaMemcpyDeviceToHost, 0);
+    launch_dependent(dependent<NO_FAULT>, 1, device);
+    expect("a kernel as the dependent of a copy", "not supported");
+}
+
 int main()
 {
     cudaMalloc((void **)&device, 4096);
@@ -186,6 +245,7 @@ int main()
     kernels();
     launches_and_copies();
     captures();
+    dependents();
     printf("1..%d\n", n_tests);
     return n_failed != 0;
 }

@@ -6,6 +6,7 @@
 #include "libcommon/quant/half.h"
 
 static void run_nothing(warp &, const op &, uint32_t) {}
+static void run_wait_for_grids(warp &w, const op &, uint32_t on) { w.waited |= on; }
 
 static void run_barrier(warp &w, const op &o, uint32_t on)
 {
@@ -154,6 +155,10 @@ bool decode_warp(assembler &as, const statement &s, op &o)
         o.a[0] = source(as, s.o[0], false);
         o.a[1] = s.o.size() > 1 ? source(as, s.o[1], false) : 0;
         o.run = run_barrier;
+        return true;
+    }
+    if (s.full == "griddepcontrol.wait" || s.full == "griddepcontrol.launch_dependents") {
+        o.run = s.has("wait") ? run_wait_for_grids : run_nothing;
         return true;
     }
     if (b == "membar" || (b == "fence" && s.word.size() > 1 && s.word[1] != "proxy" && s.word[1] != "mbarrier_init")) {
