@@ -55,9 +55,9 @@ CUDA    := $(patsubst %/bin/,%,$(dir $(realpath $(NVCC))))
 SMS     ?= 80 86 89 90
 # -fmad=false has the same purpose as -ffp-contract=off.
 NVFLAGS := -std=c++17 -O3 -fmad=false -I. -Xcompiler -Wall,-Wextra $(if $(WERROR),-Werror all-warnings) --threads 2
-# The front end takes half of the time; it runs once for the oldest architecture before 9.0, and once
-# for 9.0 and later, which have dependent launches (gpu/prim/prim.cuh).  *_hopper.cu needs more.  The
-# PTX of the later ones is for future GPUs.
+# The front end takes half of the time; it runs once for the oldest architecture before 9.0, and
+# once for 9.0 and later, which have dependent launches (gpu/prim/prim.cuh).  *_hopper.cu needs
+# more.  The PTX of the later ones is for future GPUs.
 COMMA   := ,
 SORTED  := $(shell printf '%s\n' $(SMS) | sort -n)
 EARLY   := $(filter 7% 8%,$(SORTED))

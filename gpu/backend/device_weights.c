@@ -873,6 +873,7 @@ static int decode(struct dweights *w, int part, struct err *e)
     for (int i = 0; i < LAYER_MATS; i++)
         if (mats[i]->decoded.data && gpu_decode(w->g, &mats[i]->w, (uint8_t *)(uintptr_t)mats[i]->decoded.data, e) < 0)
             return -1;
+    gpu_end_dependence(w->g);           /* the copies are weights from now on */
     w->is_decoded[part] = 1;
     return 0;
 }

@@ -58,6 +58,8 @@ struct gpu_backend *rank_open(const struct model *m, const struct backend_option
     }
     b->g = gpu_open(o->device, o->debug_sync, e);
     b->context_ns = clock_ns();
+    if (b->g && o->no_dependent_launches)
+        gpu_dependent_launches(b->g, 0);
     if (!b->g || memory_open(b, e) < 0) {
         rank_close(b);
         return NULL;

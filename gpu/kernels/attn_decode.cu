@@ -355,6 +355,7 @@ DEVICE void merge_splits(const gpu_attention &o, const split_job &j, int n_split
 template <int KV, int GROUP, int LATENT>
 __global__ __launch_bounds__(THREADS) void attn_split_kernel(gpu_attention o, int passes)
 {
+    follow_previous();
     const split_job j = split_job_of<GROUP>(o, passes);
     /* the first block of a token that only pads the batch stores zeros */
     if (j.from >= j.to && (j.pos >= 0 || blockIdx.x))

@@ -213,6 +213,7 @@ DEVICE void store_rows(const running &k, const rooms &r, const gpu_attention &o,
 
 template <int KV> __global__ __launch_bounds__(THREADS) void attn_latent_kernel(gpu_attention o)
 {
+    follow_previous();
     SHARED(uint8_t, shared);
     const row_job j = row_job_of(o);
     if (j.n <= 0)

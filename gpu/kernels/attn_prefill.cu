@@ -539,6 +539,7 @@ template <int DIM, way WAY> DEVICE void attend_converted(running<DIM> r[shape<DI
 
 template <int DIM, way WAY> __global__ __launch_bounds__(THREADS) void attn_prefill_kernel(gpu_attention o)
 {
+    follow_previous();
     typedef shape<DIM> f;
     SHARED(uint8_t, queries);
     const rooms<DIM> room = { queries, queries + f::tile * f::row, queries + f::tile * f::row + DIM * f::key_row };

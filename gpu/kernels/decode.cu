@@ -16,6 +16,7 @@ enum { WARPS = 4, MOST_BLOCKS = 8 };
 
 template <int TYPE> __global__ __launch_bounds__(WARPS * 32) void decode_kernel(gpu_mat m, uint8_t *out)
 {
+    follow_previous();
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     const uint8_t *tile = m.data + (size_t)blockIdx.x * m.tile_bytes;
     SHARED(uint32_t, shared);

@@ -34,6 +34,7 @@ template <int TYPE, int PAIRS> DEVICE void scale_rows(float (&c)[2][PAIRS / 2], 
 
 template <int TYPE, int PAIRS, int N> __global__ __launch_bounds__(WARPS * 32) void expert_matmul_kernel(gpu_experts o)
 {
+    follow_previous();
     typedef format<TYPE> f;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     SHARED(uint32_t, shared);

@@ -53,6 +53,7 @@ DEVICE gpu_expert_tile tile_at(const gpu_expert_tile *tiles, int i, int n)
 template <int TYPE, int N, bool NORM>
 __global__ __launch_bounds__(THREADS<N>, RESIDENT<TYPE, N>) void expert_matvec_kernel(gpu_experts o, int most)
 {
+    follow_previous();
     typedef format<TYPE> f;
     typedef few_steps<TYPE, 1, N> steps;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, team = threadIdx.x / (32 * WARPS), g = lane / 4,

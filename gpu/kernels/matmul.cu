@@ -19,6 +19,7 @@ enum { WARPS = 4 };
 
 template <int TYPE, int TOKENS> __global__ __launch_bounds__(WARPS * 32) void matmul_kernel(gpu_linear l)
 {
+    follow_previous();
     typedef format<TYPE> f;
     constexpr int N8 = TOKENS / 8;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;

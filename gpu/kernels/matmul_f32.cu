@@ -194,6 +194,7 @@ DEVICE float sum_of_warps(const float *sums, int token, int in_tile)
 
 __global__ __launch_bounds__(WARPS * 32, 2) void matmul_f32_kernel(gpu_linear l)
 {
+    follow_previous();
     SHARED(float, sums);                /* [WARPS][TOKENS][PAD] */
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     int which = 0, tile = blockIdx.x;
@@ -243,6 +244,7 @@ extern "C" int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct 
 /* N: 2 for gate and up */
 template <int N> __global__ __launch_bounds__(WARPS * 32, 2) void expert_f32_kernel(gpu_experts o)
 {
+    follow_previous();
     SHARED(float, sums);                /* [N][WARPS][TOKENS][PAD] */
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     if (blockIdx.y >= (unsigned)*o.choice.n_tiles)
@@ -291,6 +293,7 @@ __global__ __launch_bounds__(256) void embed_kernel(float *x, gpu_mat m, const i
                                                     const int32_t *pos, float scale, const float *pos_embed,
                                                     int pos_offset)
 {
+    follow_previous();
     const layout a = layout_of(m.type);
     const int t = blockIdx.x, row = token[t] < 0 ? max(drawn[-1 - token[t]], 0) : token[t];
     const uint8_t *tile = m.data + (size_t)(row / 32) * m.tile_bytes;

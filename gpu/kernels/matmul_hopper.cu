@@ -161,6 +161,7 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
     raw_step<TYPE> raw[STAGE_STEPS];
     unsigned n = 0;                     /* number of stages read so far */
     tile_part next = tile_part_of<TYPE, GROUPS>(l, w, blockIdx.x, raw);
+    wait_for_prerequisites();
     for (int i = blockIdx.x; i < n_work; i += gridDim.x) {
         const tile_part now = next;
         for (int stage = 0; stage < n_stages; stage++, n++) {
@@ -205,6 +206,7 @@ template <int GROUPS> constexpr int THREADS = GROUPS == 2 ? 384 : GROUPS * 128 +
 template <int TYPE, int GROUPS> __global__ __launch_bounds__(THREADS<GROUPS>, 1)
 void matmul_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map act)
 {
+    launch_dependents();
     SHARED(uint8_t, shared);
     stages s;
     s.data = shared + (ALIGN - shared_address(shared) % ALIGN) % ALIGN;
@@ -225,6 +227,7 @@ void matmul_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map act)
     } else {
         if (GROUPS == 2)
             less_registers<24>();
+        wait_for_prerequisites();
         if (threadIdx.x == GROUPS * 128)
             produce<GROUPS>(l, act, s);
     }

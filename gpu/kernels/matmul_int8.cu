@@ -62,6 +62,7 @@ DEVICE float row_scale(const uint8_t *tile, int row) { return float_of(load4(til
 template <int TOKENS8, int N> __global__ __launch_bounds__(FEW_WARPS * 32,
                                                            TOKENS8 * N < 4 ? 2 : 1) void few_kernel(gpu_linear l)
 {
+    follow_previous();
     constexpr int STEPS = 4 / N, N_SUMS = N * 8 * TOKENS8 * PAD_ROWS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     SHARED(unsigned, sums);             /* [N][8 * TOKENS8][PAD_ROWS] of int */
@@ -155,6 +156,7 @@ DEVICE void load_codes(codes64 &w, const uint8_t *tile, int pair, int n_steps, i
 
 template <int TOKENS> __global__ __launch_bounds__(WARPS * 32) void many_kernel(gpu_linear l)
 {
+    follow_previous();
     constexpr int N8 = TOKENS / 8;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     SHARED(uint8_t, shared);
@@ -246,6 +248,7 @@ extern "C" int gpu_matmul_int8(struct gpu *g, const struct gpu_linear *l, struct
 __global__ __launch_bounds__(ACT_BLOCK) void act_int8_kernel(const uint16_t *act, int act_stride, int order, int cols,
                                                              int8_t *code, float *scale)
 {
+    follow_previous();
     SHARED(float, room);                /* [ACT_BLOCK / 32] */
     const uint16_t *x = act + (size_t)blockIdx.x * act_stride;
     const int padded = act_padded(cols), stride = GPU_CODE_STRIDE(cols);

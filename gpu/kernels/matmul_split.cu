@@ -251,6 +251,7 @@ template <int TOKENS> DEVICE bool add_parts(half_sums<TOKENS> &y, const gpu_line
 template <int TYPE, int TOKENS> __global__ __launch_bounds__(THREADS, 2)
 void matmul_split_kernel(gpu_linear l, int n_units, int n_parts)
 {
+    follow_previous();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = warp / ROW_TILES, g = lane / 4, t = lane % 4;
     SHARED(uint32_t, shared);
     int which = 0, unit = blockIdx.x % (unsigned)n_units;

@@ -36,6 +36,7 @@ constexpr int RESIDENT = few_steps<TYPE, TOKENS8, N>::UNITS && TOKENS8 * N == 1 
 template <int TYPE, int TOKENS8, int N, bool NORM>
 __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void matvec_kernel(gpu_linear l)
 {
+    launch_dependents();
     typedef format<TYPE> f;
     typedef few_steps<TYPE, TOKENS8, N> steps;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -60,15 +61,18 @@ __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void mat
         return act[b] ? load16(act[b] + step * 32) : make_uint4(0, 0, 0, 0);
     };
 
-    /* the first loads are under way while the codebook is written */
+    /* the first weights are under way while the codebook is written and the kernel before ends */
     steps s;
     int first = warp * steps::STEPS;
     const int end = few_end<TYPE, TOKENS8, N>(m);
     if (first < end)
-        few_load(s, data, m, first, g, t, activations);
+        few_load_weights(s, data, m, first, g, t);
     const wide_table table = wide_fill<TYPE, WARPS<N> * 32>(shared);
+    wait_for_prerequisites();
     if (f::table)
         __syncthreads();
+    if (first < end)
+        few_load_acts(s, m, first, activations);
 
     float c[N][TOKENS8][2][4];
     for (int i = 0; i < N * TOKENS8 * 8; i++)

@@ -20,6 +20,7 @@ __global__ __launch_bounds__(128) void rope_table_kernel(float *cosine, float *s
                                                          const int32_t *is_long, int half, const float *freq,
                                                          const float *freq_long, float scale, float scale_long)
 {
+    follow_previous();
     const int t = blockIdx.x;
     const int far = freq_long && is_long[t];
     for (int d = threadIdx.x; d < half; d += 128) {
@@ -59,6 +60,7 @@ DEVICE void store_ternary(uint8_t *block, int is_k, int slot, const float *x, in
 
 __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare o)
 {
+    follow_previous();
     SHARED(float, rows);                /* [WARPS][head_dim] */
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = blockIdx.y, n = o.head_dim;
     const int head = blockIdx.x * WARPS + warp;
@@ -123,6 +125,7 @@ DEVICE float ternary_scale(const float *x, int n, double *room)
 /* Store the keys (blockIdx.x 0) or values of all heads of a token as ternary. */
 __global__ __launch_bounds__(WARPS * 32) void ternary_kernel(struct gpu_prepare o)
 {
+    follow_previous();
     SHARED(double, room);
     const int is_k = blockIdx.x == 0, t = blockIdx.y, n = o.head_dim, pos = o.step.pos[t];
     const float *x = (is_k ? o.k : o.v) + (size_t)t * o.n_kv_heads * n;
@@ -142,6 +145,7 @@ __global__ __launch_bounds__(WARPS * 32) void ternary_kernel(struct gpu_prepare 
  * rotates its key. */
 __global__ __launch_bounds__(WARPS * 32) void latent_kernel(struct gpu_latent o)
 {
+    follow_previous();
     SHARED(float, rows);                /* [WARPS][kv_rank + rope_dim] */
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = blockIdx.y, n = o.kv_rank + o.rope_dim;
     const int head = blockIdx.x * WARPS + warp, is_key = head == o.n_heads;

@@ -335,6 +335,7 @@ DEVICE void choose_tokens(const gpu_route &r, float *room, int block, int n_bloc
 
 __global__ __launch_bounds__(BLOCK) void choose_kernel(gpu_route r)
 {
+    follow_previous();
     SHARED(float, room);
     choose_tokens(r, room, blockIdx.x, gridDim.x);
 }
@@ -378,6 +379,7 @@ DEVICE void add_part(const gpu_route &r, float *room)
 /* The block that stores the last part chooses. */
 __global__ __launch_bounds__(BLOCK) void route_kernel(gpu_route r)
 {
+    follow_previous();
     SHARED(float, room);
     add_part(r, room);
     if (last_block(r.arrived, gridDim.x * gridDim.y, reinterpret_cast<unsigned *>(room)))
@@ -386,6 +388,7 @@ __global__ __launch_bounds__(BLOCK) void route_kernel(gpu_route r)
 
 __global__ __launch_bounds__(BLOCK) void sort_kernel(gpu_route r)
 {
+    follow_previous();
     SHARED(unsigned, room);
     sort_pairs(r, room, blockIdx.x, gridDim.x);
 }
@@ -413,6 +416,7 @@ extern "C" int gpu_sort_pairs(struct gpu *g, const struct gpu_route *r, struct e
 
 __global__ __launch_bounds__(BLOCK) void expert_sum_kernel(struct gpu_expert_sum o)
 {
+    follow_previous();
     const int k = blockIdx.x * BLOCK + threadIdx.x;
     if (k < o.cols)
         expert_sum_store(o, blockIdx.y, k);

@@ -38,6 +38,7 @@ DEVICE row_norm measure(const float *x, const float *b, float scale_b, int n, in
 
 __global__ __launch_bounds__(BLOCK) void norm_kernel(struct gpu_norm o)
 {
+    follow_previous();
     SHARED(float, room);
     const int row = blockIdx.x;
     float *x = o.x + (size_t)(o.rows ? o.rows[row] : row) * o.ldx;
@@ -74,6 +75,7 @@ __global__ __launch_bounds__(BLOCK) void norm_kernel(struct gpu_norm o)
 
 __global__ __launch_bounds__(NORM_THREADS) void rms_norm_kernel(struct gpu_norm o)
 {
+    follow_previous();
     SHARED(float, room);
     norm_in_registers(o, blockIdx.x, room);
 }
@@ -98,6 +100,7 @@ __global__ __launch_bounds__(BLOCK) void act_mul_kernel(const float *gate, const
                                                         float *out, uint16_t *act, int act_stride,
                                                               int order)
 {
+    follow_previous();
     const size_t row = blockIdx.y, at = row * cols;
     const int k = blockIdx.x * BLOCK + threadIdx.x;
     if (k >= cols) {
@@ -134,6 +137,7 @@ extern "C" int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint
 
 __global__ __launch_bounds__(BLOCK) void sum_parts_kernel(gpu_parts o)
 {
+    follow_previous();
     for (size_t i = (size_t)blockIdx.x * BLOCK + threadIdx.x; i < o.n; i += (size_t)gridDim.x * BLOCK) {
         float sum = o.part[0][i];
         for (int k = 1; k < o.n_parts; k++)

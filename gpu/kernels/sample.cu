@@ -228,6 +228,7 @@ DEVICE int draw(sample_room *room, const sample_row &r, const sample_cut &cut, u
 __global__ __launch_bounds__(THREADS) void sample_kernel(const float *logits, const gpu_draw *draws, int vocab,
                                                          int32_t *id)
 {
+    follow_previous();
     SHARED(sample_room, room);
     const gpu_draw d = draws[blockIdx.x];
     int token = -1;

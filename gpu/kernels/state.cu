@@ -82,6 +82,7 @@ DEVICE void keep_inputs(const gpu_state &o, const run &r, int channel, int colum
 
 __global__ __launch_bounds__(THREADS) void state_conv_kernel(gpu_state o)
 {
+    follow_previous();
     const run r = run_of(o, blockIdx.y);
     const int channel = blockIdx.x * THREADS + threadIdx.x, first = blockIdx.z * CHUNK;
     if (first >= r.n)
@@ -126,6 +127,7 @@ __global__ __launch_bounds__(THREADS) void state_conv_kernel(gpu_state o)
  * blocks still read the old states. */
 __global__ __launch_bounds__(THREADS) void state_keep_kernel(gpu_state o)
 {
+    follow_previous();
     const run r = run_of(o, blockIdx.y);
     const int channel = blockIdx.x * THREADS + threadIdx.x;
     if (r.n > CHUNK && channel < o.channels)
@@ -242,6 +244,7 @@ DEVICE float sum_of_parts(float x)
 /* ROWS: most rows of a lane. */
 template <int ROWS> __global__ __launch_bounds__(THREADS) void state_scan_kernel(gpu_state o)
 {
+    follow_previous();
     const run r = run_of(o, blockIdx.z);
     if (r.n <= 0)
         return;
@@ -322,6 +325,7 @@ DEVICE float gated(const gpu_gate &o, int token, int k, float v)
 
 __global__ __launch_bounds__(THREADS) void state_gate_kernel(gpu_gate o)
 {
+    follow_previous();
     SHARED(float, room);
     const int token = blockIdx.y, first = blockIdx.x * o.size;
     float *x = o.x + (size_t)token * o.width;

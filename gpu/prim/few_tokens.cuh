@@ -32,11 +32,11 @@ template <int TYPE, int TOKENS8, int N> struct few_steps {
     uint4 x[STEPS][TOKENS8];
 };
 
-/* Load the steps of a turn from step `first` on, those that exist; of units all of them.
- * act(b, step) returns the 8 activations of token 8b + g that this lane needs for a step. */
-template <int TYPE, int TOKENS8, int N, class ACT>
-DEVICE void few_load(few_steps<TYPE, TOKENS8, N> &s, const uint8_t *const (&data)[N], const gpu_mat &m, int first,
-                     int g, int t, ACT act)
+/* Load the weights of the steps of a turn from step `first` on, those that exist; of units all of
+ * them. */
+template <int TYPE, int TOKENS8, int N>
+DEVICE void few_load_weights(few_steps<TYPE, TOKENS8, N> &s, const uint8_t *const (&data)[N], const gpu_mat &m,
+                             int first, int g, int t)
 {
     typedef few_steps<TYPE, TOKENS8, N> steps;
     typedef format<TYPE> f;
@@ -55,10 +55,32 @@ DEVICE void few_load(few_steps<TYPE, TOKENS8, N> &s, const uint8_t *const (&data
 #pragma unroll
         for (int i = 0; !steps::UNITS && i < N; i++)
             load_step<TYPE>(s.raw[i][k], data[i], m, first + k, g, t);
+    }
+}
+
+/* Load the activations of a turn that are loaded before it.  act(b, step) returns the 8 activations
+ * of token 8b + g that this lane needs for a step. */
+template <int TYPE, int TOKENS8, int N, class ACT>
+DEVICE void few_load_acts(few_steps<TYPE, TOKENS8, N> &s, const gpu_mat &m, int first, ACT act)
+{
+    typedef few_steps<TYPE, TOKENS8, N> steps;
 #pragma unroll
-        for (int b = 0; steps::EARLY && b < TOKENS8; b++)
+    for (int k = 0; steps::EARLY && k < steps::STEPS; k++) {
+        if (!steps::UNITS && first + k >= m.n_steps)
+            break;
+#pragma unroll
+        for (int b = 0; b < TOKENS8; b++)
             s.x[k][b] = act(b, first + k);
     }
+}
+
+/* Load all of a turn. */
+template <int TYPE, int TOKENS8, int N, class ACT>
+DEVICE void few_load(few_steps<TYPE, TOKENS8, N> &s, const uint8_t *const (&data)[N], const gpu_mat &m, int first,
+                     int g, int t, ACT act)
+{
+    few_load_weights(s, data, m, first, g, t);
+    few_load_acts(s, m, first, act);
 }
 
 /* The factor of a signed byte plus 128: with it as its lowest byte, 2^23 + 128 + the factor is a

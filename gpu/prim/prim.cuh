@@ -137,6 +137,41 @@ DEVICE void copy_commit() { EITHER(asm volatile("cp.async.commit_group;" ::: "me
 template <int N> DEVICE void copy_wait() { EITHER(asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory"),
                                                   emulated_wait(N)); }
 
+/* ---- dependent launches ----
+ *
+ * From compute capability 9.0 on, a kernel of a step begins before the one before it has ended
+ * (launch.cuh): it may use the multiprocessors that the last blocks leave free.  Two instructions
+ * order them ("griddepcontrol" in the PTX ISA), and every kernel follows this rule:
+ *
+ *   - it calls launch_dependents() first.  The next kernel may begin once all blocks have called
+ *     it or have ended, so that no block of this kernel waits for room.
+ *   - every thread calls wait_for_prerequisites(), and does not end or write to global memory
+ *     before.  It returns when the kernel before has ended and all that it wrote can be read.  That
+ *     kernel has waited, too, so the same is true of all earlier ones.
+ *   - before the wait a thread may read nothing that a kernel writes, not even one of a few
+ *     launches earlier: weights, norms' factors and tables are allowed.
+ *
+ * tests/ptx checks all of it but the first sentence.  Code for older devices has neither
+ * instruction, and must not be launched with the attribute. */
+DEVICE void launch_dependents()
+{
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+DEVICE void wait_for_prerequisites()
+{
+#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+/* For kernels that need the results of the kernel before at once. */
+DEVICE void follow_previous()
+{
+    launch_dependents();
+    wait_for_prerequisites();
+}
+
 /* ---- f16 in pairs: the low half is the first ---- */
 
 #ifdef __CUDACC__

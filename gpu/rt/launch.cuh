@@ -10,6 +10,9 @@
 struct gpu {
     int device, debug_sync, n_sms, capability;
     cudaStream_t stream[2];
+    /* dependent: a kernel may begin before the one before it has ended (prim.cuh).  follows: the
+     * last item of the compute stream is a kernel; kernels wait for the end of anything else */
+    int dependent, follows;
 };
 /* 0 if the device can be used; -1 with the failure that lost it. */
 int gpu_ready(struct gpu *g, struct err *e);
@@ -25,8 +28,18 @@ static int launch(struct gpu *g, const char *name, void (*kernel)(P...), dim3 gr
     if (shared > 48 * 1024 && gpu_check(g, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                                                 (int)shared), name, e) < 0)
         return -1;
-    kernel<<<grid, threads, shared, g->stream[GPU_COMPUTE]>>>(static_cast<P>(args)...);
-    cudaError_t rc = cudaGetLastError();
+    cudaLaunchAttribute early = {};
+    early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    early.val.programmaticStreamSerializationAllowed = g->follows;
+    cudaLaunchConfig_t c = {};
+    c.gridDim = grid;
+    c.blockDim = dim3((unsigned)threads);
+    c.dynamicSmemBytes = shared;
+    c.stream = g->stream[GPU_COMPUTE];
+    c.attrs = &early;
+    c.numAttrs = g->dependent ? 1 : 0;
+    cudaError_t rc = cudaLaunchKernelEx(&c, kernel, static_cast<P>(args)...);
+    g->follows = rc == cudaSuccess;
     if (rc == cudaSuccess && g->debug_sync)         /* the backend captures no graphs then */
         rc = cudaStreamSynchronize(g->stream[GPU_COMPUTE]);
     return gpu_check(g, rc, name, e);

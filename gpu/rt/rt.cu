@@ -120,6 +120,22 @@ int gpu_count(struct err *e)
         : cudaGetErrorString(rc), driver / 1000, driver % 1000 / 10);
 }
 
+/* Whether the kernels' code has the instructions of dependent launches: the driver compiles code
+ * for 8.0 where there is no other, and a kernel without them must not begin early.  All kernels are
+ * compiled for the same architectures; this one stands for them. */
+__global__ static void probe_kernel() {}
+static int has_dependent_launches(const struct gpu *g)
+{
+    cudaFuncAttributes a = {};
+    if (g->capability < 90 || cudaFuncGetAttributes(&a, probe_kernel) != cudaSuccess) {
+        cudaGetLastError();
+        return 0;
+    }
+    return a.ptxVersion >= 90;
+}
+
+void gpu_dependent_launches(struct gpu *g, int on) { g->dependent = on && has_dependent_launches(g); }
+
 struct gpu *gpu_open(int device, int debug_sync, struct err *e)
 {
     const int n = gpu_count(e);
@@ -158,6 +174,7 @@ struct gpu *gpu_open(int device, int debug_sync, struct err *e)
         return nullptr;
     }
     g->capability = 10 * g->capability + minor;
+    gpu_dependent_launches(g, 1);
     return g;
 }
 
@@ -265,9 +282,18 @@ void gpu_pinned_free(struct gpu *g, void *p)
         cudaGetLastError();
 }
 
+/* An item of stream s that is no kernel has been queued: the next kernel waits for it. */
+static void end_following(struct gpu *g, enum gpu_stream s)
+{
+    if (s == GPU_COMPUTE)
+        g->follows = 0;
+}
+void gpu_end_dependence(struct gpu *g) { end_following(g, GPU_COMPUTE); }
+
 static int copy(struct gpu *g, enum gpu_stream s, void *to, const void *from, size_t n, enum cudaMemcpyKind kind,
                 const char *what, struct err *e)
 {
+    end_following(g, s);
     return gpu_ready(g, e) < 0 ? -1 : n == 0 ? 0
                                              : gpu_check(g, cudaMemcpyAsync(to, from, n, kind, g->stream[s]), what, e);
 }
@@ -302,11 +328,13 @@ int gpu_copy_from(struct gpu *g, enum gpu_stream s, void *to, struct gpu *peer, 
 {
     if (g->device == peer->device)
         return gpu_copy(g, s, to, from, n, e);
+    end_following(g, s);
     return gpu_ready(g, e) < 0 || gpu_ready(peer, e) < 0 ? -1 : n == 0 ? 0
         : gpu_check(g, cudaMemcpyPeerAsync(to, g->device, from, peer->device, n, g->stream[s]), "copy", e);
 }
 int gpu_fill(struct gpu *g, enum gpu_stream s, void *to, int byte, size_t n, struct err *e)
 {
+    end_following(g, s);
     return gpu_ready(g, e) < 0 ? -1 : n == 0 ? 0 : gpu_check(g, cudaMemsetAsync(to, byte, n, g->stream[s]), "fill", e);
 }
 int gpu_sync(struct gpu *g, enum gpu_stream s, struct err *e)
@@ -337,10 +365,12 @@ void gpu_event_close(struct gpu *g, struct gpu_event *v)
 }
 int gpu_event_record(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e)
 {
+    end_following(g, s);                /* a kernel after the event must not begin before it */
     return gpu_check(g, cudaEventRecord(v->event, g->stream[s]), "event", e);
 }
 int gpu_event_wait(struct gpu *g, enum gpu_stream s, struct gpu_event *v, struct err *e)
 {
+    end_following(g, s);
     return gpu_check(g, cudaStreamWaitEvent(g->stream[s], v->event, 0), "event", e);
 }
 int gpu_event_sync(struct gpu *g, struct gpu_event *v, struct err *e)
@@ -360,6 +390,7 @@ int gpu_event_elapsed(struct gpu *g, struct gpu_event *from, struct gpu_event *t
 /* Capture in thread-local mode, so that the copies of the loading threads continue. */
 int gpu_graph_begin(struct gpu *g, struct err *e)
 {
+    end_following(g, GPU_COMPUTE);
     return gpu_ready(g, e) < 0 ? -1 : gpu_check(g,
                                                 cudaStreamBeginCapture(g->stream[0], cudaStreamCaptureModeThreadLocal),
                                                 "graph", e);
@@ -368,6 +399,7 @@ int gpu_graph_begin(struct gpu *g, struct err *e)
 struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e)
 {
     cudaGraph_t graph = nullptr;
+    end_following(g, GPU_COMPUTE);
     struct gpu_graph *out = (struct gpu_graph *)calloc(1, sizeof *out);
     if (gpu_check(g, cudaStreamEndCapture(g->stream[0], &graph), "graph", e) < 0 || !out ||
         gpu_check(g, cudaGraphInstantiate(&out->exec, graph, 0), "graph", e) < 0) {
@@ -383,6 +415,7 @@ struct gpu_graph *gpu_graph_end(struct gpu *g, struct err *e)
 
 int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e)
 {
+    end_following(g, GPU_COMPUTE);
     return gpu_ready(g, e) < 0 ? -1 : gpu_check(g, cudaGraphLaunch(graph->exec, g->stream[0]), "graph", e);
 }
 

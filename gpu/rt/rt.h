@@ -45,6 +45,12 @@ void gpu_close(struct gpu *g);
  * CUDA keeps the current device per thread. */
 int gpu_use(struct gpu *g, struct err *e);
 int gpu_is_lost(struct gpu *g);
+/* Whether kernels may begin before the kernel before them has ended (launch.cuh): as opened, where
+ * compute capability and code allow it.  Emulated, kernels run one after the other. */
+void gpu_dependent_launches(struct gpu *g, int on);
+/* Let the next kernel begin after the end of all before it: what they have written may then be read
+ * as weights are. */
+void gpu_end_dependence(struct gpu *g);
 /* Create the context of a device in advance, so that gpu_open is faster.  This takes time: call it
  * from a separate thread.  gpu_open reports failures. */
 void gpu_warm_up(int device);

@@ -154,6 +154,9 @@ struct backend_options {
     int debug_sync;                         /* wait after every kernel of a GPU, so that a failure names it */
     /* multiply many tokens by wgmma on compute capability 9.0 */
     int wgmma;
+    /* let a kernel of a step begin only when the one before it has ended, also where the GPU could
+     * overlap them */
+    int no_dependent_launches;
     int cache_weights;                      /* enum cache_weights, of a GPU */
     /* layer_stream: enum layer_stream, of a GPU; stream_window: the number of layers in its memory,
      * 0: as many as fit; stream_prefetch: the number of layers that are uploaded ahead; with

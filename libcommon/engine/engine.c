@@ -222,7 +222,8 @@ static int ask_backend(const struct engine *g, const struct engine_options *o, s
                                    .layer_stream = o->layer_stream, .stream_window = o->stream_window,
                                    .stream_prefetch = o->stream_prefetch, .stream_sequential = o->stream_sequential,
                                    .strict = o->strict,
-                                   .debug_sync = o->debug_sync, .wgmma = o->wgmma, .no_graphs = o->no_graphs,
+                                   .debug_sync = o->debug_sync, .wgmma = o->wgmma,
+                                   .no_dependent_launches = o->no_dependent_launches, .no_graphs = o->no_graphs,
                                    .act_int8 = o->act_int8, .cache_weights = o->cache_weights, .eagle = o->eagle,
                                    .watch = o->watch };
     return 0;
