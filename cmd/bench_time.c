@@ -221,7 +221,7 @@ static json_t *begin(const struct timed_gpu *g, const struct bench_options *o)
 {
     return json_pack("{s:b, s:s, s:s, s:i, s:f, s:f, s:f, s:[]}", "predicted", 1, "gpu", g->key, "name", g->name,
                      "context", o->prompt, "memory_bytes_per_s", g->memory, "tensor_flop_per_s", g->tensor,
-                     "launch_seconds", g->launch_s, "figures");
+                     "launch_seconds", timed_gap(g), "figures");
 }
 
 static void put_uncounted(const struct bench_options *o, json_t *j, const char *uncounted)

@@ -44,12 +44,14 @@ static double add_round(const struct timed_gpu *g, const struct timed_launch *l,
     return s[most];
 }
 
+double timed_gap(const struct timed_gpu *g) { return g->dependent_s > 0 ? g->dependent_s : g->launch_s; }
+
 struct timed_cost timed_launch_cost(const struct timed_gpu *g, const struct timed_launch *l)
 {
     const double at_once = (double)g->n_sms * resident(g, l), full = floor(l->active / at_once),
                  rest = l->active - full * at_once, rounds = full + (rest > 0);
     const double setup = (l->setup_memory * g->memory_cycles + l->setup_l2 * g->l2_cycles + l->setup_cycles) / g->clock;
-    double sum[N_CAUSES] = { [LAUNCH] = g->launch_s,
+    double sum[N_CAUSES] = { [LAUNCH] = l->follows ? timed_gap(g) : g->launch_s,
                              /* other blocks of the multiprocessor hide the waits of later rounds */
                              [WAITS] = setup * (1 + (rounds > 1 ? rounds - 1 : 0) / resident(g, l)) };
     struct timed_cost c = { .seconds = sum[LAUNCH] + sum[WAITS],

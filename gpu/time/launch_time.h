@@ -26,6 +26,7 @@ struct timed_gpu {
     double l2;                          /* bytes/s */
     double memory_cycles, l2_cycles;    /* latency of a dependent load from memory, and from L2 */
     double launch_s;                    /* from the end of a kernel to the start of the next, in a graph */
+    double dependent_s;                 /* the same for dependent launches (gpu/rt/launch.cuh); 0: none */
     double tensor;                      /* dense f16 operations/s with f32 sums, by the data sheet */
     double mma_share, wgmma_share;      /* the shares of it that mma.sync and wgmma reach; 0: no wgmma */
     double issue_share;                 /* of one instruction per cycle and scheduler */
@@ -60,6 +61,7 @@ struct timed_launch {
      * memory; exps: exponentials */
     double bytes, l2_bytes, flop, done, issue, shared_bytes, exps;
     int wgmma;
+    int follows;                        /* another launch of the step comes before it */
     /* of a block: waits outside of its loop (for memory, for L2, and other cycles); turns of the
      * loop, waits and own cycles of a turn; ahead: a turn's loads start one turn earlier */
     double setup_memory, setup_l2, setup_cycles, turns, turn_memory, turn_l2, turn_cycles;
@@ -86,6 +88,8 @@ void timed_launches_release(struct timed_launches *l);
  * "tensor", "shared", "exp" or "loads". */
 struct timed_cost { double seconds, roof_s; const char *limit; };
 struct timed_cost timed_launch_cost(const struct timed_gpu *g, const struct timed_launch *l);
+/* The time from the end of a kernel of a step to the start of the next. */
+double timed_gap(const struct timed_gpu *g);
 
 /* Fill m with the configuration c, which becomes m's, and with matrices of this type in the shapes
  * that c implies, without data: embedding and head have 8 bits if the type has fewer, routers are

@@ -41,6 +41,7 @@ static void add(struct walk *w, struct timed_launch l)
         out->room = room;
     }
     l.active = l.active && l.active < l.blocks ? l.active : l.blocks;
+    l.follows = out->n > 0;
     out->bytes += l.bytes;
     out->launch[out->n++] = l;
 }

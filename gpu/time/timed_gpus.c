@@ -11,6 +11,11 @@
  * l2            bytes per cycle of the same paper's table of throughput, times the clock
  * launch_s      1.3 us on an H100 in a graph (hazyresearch.stanford.edu, 27 May 2025); the others
  *               are assumed to be equal
+ * dependent_s   assumed: half of launch_s.  Between two empty kernels of a graph dependent launches
+ *               save 0.96 us (measured by users at 1755 MHz, quoted without the GPU's name:
+ *               github.com/pegainfer-project/pegainfer, 569), which would leave 0.34; other kernels
+ *               may save less.  First weights that arrive during the gap are counted as if they
+ *               did not
  * mma_share     Hopper: mma.sync takes 413 cycles for products of 256 at wgmma's rate (calculated,
  *               gpu/kernels/matmul.cu); the others: assumed
  * wgmma_share   8192 x 8192 x 8192 bf16 on random data by the vendor's library: 790 of 989
@@ -24,12 +29,12 @@ enum { KB = 1024 };
 static const struct timed_gpu gpus[] = {
     { .key = "h200", .name = "NVIDIA H200", .sm = "90", .capability = 90, .n_sms = 132, .most_threads = 2048,
       .shared_bytes = 228 * KB, .clock = 1.83e9, .memory = 4.8e12, .memory_share = 0.90, .l2 = 7.8e12,
-      .memory_cycles = 479, .l2_cycles = 263, .launch_s = 1.3e-6, .tensor = 989.4e12, .mma_share = 0.62,
-      .wgmma_share = 0.80, .issue_share = 0.75 },
+      .memory_cycles = 479, .l2_cycles = 263, .launch_s = 1.3e-6, .dependent_s = 0.65e-6, .tensor = 989.4e12,
+      .mma_share = 0.62, .wgmma_share = 0.80, .issue_share = 0.75 },
     { .key = "h100", .name = "NVIDIA H100 SXM", .sm = "90", .capability = 90, .n_sms = 132, .most_threads = 2048,
       .shared_bytes = 228 * KB, .clock = 1.83e9, .memory = 3.35e12, .memory_share = 0.90, .l2 = 7.8e12,
-      .memory_cycles = 479, .l2_cycles = 263, .launch_s = 1.3e-6, .tensor = 989.4e12, .mma_share = 0.62,
-      .wgmma_share = 0.80, .issue_share = 0.75 },
+      .memory_cycles = 479, .l2_cycles = 263, .launch_s = 1.3e-6, .dependent_s = 0.65e-6, .tensor = 989.4e12,
+      .mma_share = 0.62, .wgmma_share = 0.80, .issue_share = 0.75 },
     { .key = "a100", .name = "NVIDIA A100 80GB SXM", .sm = "80", .capability = 80, .n_sms = 108, .most_threads = 2048,
       .shared_bytes = 164 * KB, .clock = 1.41e9, .memory = 2.039e12, .memory_share = 0.88, .l2 = 2.6e12,
       .memory_cycles = 466, .l2_cycles = 262, .launch_s = 1.3e-6, .tensor = 312e12, .mma_share = 0.85,

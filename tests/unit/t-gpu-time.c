@@ -153,7 +153,7 @@ static void test_roof(void **state)
             OK(timed_launches(m, g, &(struct timed_step){ n, 600, n > 64 ? n : 0, 1 }, &l, &why));
             for (int k = 0; k < l.n; k++) {
                 const struct timed_cost c = timed_launch_cost(g, &l.launch[k]);
-                if (!(c.seconds >= c.roof_s + g->launch_s && c.seconds < 1))
+                if (!(c.seconds >= c.roof_s + (k ? timed_gap(g) : g->launch_s) && c.seconds < 1))
                     fail_msg("%s, %d tokens, %s %s: %g s, roof %g s", g->key, n, l.launch[k].kernel, l.launch[k].what,
                              c.seconds, c.roof_s);
             }
@@ -167,9 +167,9 @@ static void test_roof(void **state)
 static void test_cost(void **state)
 {
     (void)state;
-    const struct timed_gpu g = { .n_sms = 10, .most_threads = 1024, .shared_bytes = 65536, .clock = 1e9, .memory = 1e12,
-                                 .memory_share = 0.5, .l2 = 2e12, .memory_cycles = 500, .l2_cycles = 200,
-                                 .launch_s = 1e-6, .tensor = 1e14, .mma_share = 0.5, .issue_share = 0.5 };
+    struct timed_gpu g = { .n_sms = 10, .most_threads = 1024, .shared_bytes = 65536, .clock = 1e9, .memory = 1e12,
+                           .memory_share = 0.5, .l2 = 2e12, .memory_cycles = 500, .l2_cycles = 200,
+                           .launch_s = 1e-6, .tensor = 1e14, .mma_share = 0.5, .issue_share = 0.5 };
     struct timed_launch l = { .blocks = 10, .active = 10, .threads = 1024, .bytes = 1e6, .issue = 20000 };
     struct timed_cost c = timed_launch_cost(&g, &l);
     assert_float_equal(c.seconds, 1e-6 + 2e-6, 1e-12);
@@ -190,6 +190,13 @@ static void test_cost(void **state)
     l.threads = 512;                    /* two blocks at a time */
     assert_float_equal(timed_launch_cost(&g, &l).seconds, 1e-6 + 10e-6, 1e-12);
     l.setup_memory = 4;
+    assert_float_equal(timed_launch_cost(&g, &l).seconds, 1e-6 + 12e-6, 1e-12);
+    /* only what follows a launch can be its dependent, and only where the GPU can do it */
+    l.follows = 1;
+    assert_float_equal(timed_launch_cost(&g, &l).seconds, 1e-6 + 12e-6, 1e-12);
+    g.dependent_s = 0.25e-6;
+    assert_float_equal(timed_launch_cost(&g, &l).seconds, 0.25e-6 + 12e-6, 1e-12);
+    l.follows = 0;
     assert_float_equal(timed_launch_cost(&g, &l).seconds, 1e-6 + 12e-6, 1e-12);
 }
 
