@@ -331,7 +331,7 @@ static int launch_act_int8(struct bench *b, int copy, struct err *e)
 static int launch_embed(struct bench *b, int copy, struct err *e)
 {
     (void)copy;
-    return gpu_embed(b->g, b->a, &b->embed, b->token, NULL, b->token, b->n, 1, NULL, 0, e);
+    return gpu_embed(b->g, b->a, &b->embed, b->token, NULL, b->token, b->n, 1, NULL, 0, NULL, e);
 }
 
 static int rows(struct bench *b, struct err *e)
@@ -398,8 +398,10 @@ static int launch_decode(struct bench *b, int copy, struct err *e)
 static int launch_rope(struct bench *b, int copy, struct err *e)
 {
     (void)copy;
-    return gpu_rope_table(b->g, b->a, b->b, b->prepare.step.pos, NULL, b->n, b->o->head_dim, b->prepare.qw, NULL, 1, 1,
-                          e);
+    const struct gpu_ropes o = { .table = { { .cosine = b->a, .sine = b->b, .dim = b->o->head_dim,
+                                              .freq = b->prepare.qw, .scale = 1 } },
+                                 .n_tables = 1, .pos = b->prepare.step.pos };
+    return gpu_rope_table(b->g, &o, b->n, e);
 }
 
 /* An array in device memory whose element i is (first + i % modulus) * step. */

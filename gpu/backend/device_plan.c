@@ -30,7 +30,7 @@ size_t graph_nodes(const struct gpu_backend *b, int bucket)
 {
     /* with many tokens, the pairs of a mixture are sorted and their results added by launches of
      * their own */
-    enum { A_LAYER = 11, INT8 = 4, FEW_EXPERTS = 4, EXPERTS = 6, ENDS = 8, AFTER_SUM = 1 };
+    enum { A_LAYER = 11, INT8 = 4, FEW_EXPERTS = 4, EXPERTS = 6, ENDS = 6, AFTER_SUM = 1 };
     const int experts = !b->stride_expert ? 0 : 1 << bucket <= GPU_MATVEC_TOKENS ? FEW_EXPERTS : EXPERTS;
     const size_t a_layer = (size_t)(A_LAYER + INT8 * b->o.act_int8 + experts);
     size_t n = ENDS;

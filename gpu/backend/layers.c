@@ -804,7 +804,21 @@ static int run_layer(struct gpu_backend *b, int index, struct err *e)
     return run_first(b, index, e) < 0 ? -1 : run_second(b, index, e);
 }
 
-static int run_embed(struct gpu_backend *b, struct err *e)
+/* The rotations of the layers. */
+static struct gpu_ropes ropes_of(const struct gpu_backend *b)
+{
+    static_assert((int)MAX_ROPES == (int)GPU_MOST_ROPES, "a launch has all tables");
+    const struct config *c = &b->m->config;
+    struct gpu_ropes o = { .n_tables = c->n_ropes, .pos = array(b, A_POS), .is_long = array(b, A_LONG) };
+    for (int i = 0; i < c->n_ropes; i++)
+        o.table[i] = (struct gpu_rope){ .cosine = b->cosine[i], .sine = b->sine[i], .dim = c->ropes[i].dim,
+                                        .freq = b->freq[i], .freq_long = b->freq_long[i], .scale = c->ropes[i].scale,
+                                        .scale_long = c->ropes[i].scale_long };
+    return o;
+}
+
+/* ropes: tables to compute in the same launch, or NULL. */
+static int run_embed(struct gpu_backend *b, const struct gpu_ropes *ropes, struct err *e)
 {
     const struct config *c = &b->m->config;
     const struct dends *w = dweights_ends(b->w);
@@ -818,12 +832,12 @@ static int run_embed(struct gpu_backend *b, struct err *e)
         l.w[0] = w->embed_in.w;
         l.to[0] = (struct gpu_output){ w->embed_in.bias, b->x, c->hidden_size };
         l.n_mats = 1;
-        if (gpu_embed(b->g, b->hf, &w->embed.w, token, b->ids, pos, b->n, c->embed_scale, NULL, 0, e) < 0 ||
-            gpu_embed(b->g, b->x, &none, token, b->ids, pos, b->n, 1, w->pos_embed, c->pos_offset, e) < 0 ||
+        if (gpu_embed(b->g, b->hf, &w->embed.w, token, b->ids, pos, b->n, c->embed_scale, NULL, 0, ropes, e) < 0 ||
+            gpu_embed(b->g, b->x, &none, token, b->ids, pos, b->n, 1, w->pos_embed, c->pos_offset, NULL, e) < 0 ||
             gpu_matmul_f32(b->g, &l, e) < 0)
             return -1;
     } else if (gpu_embed(b->g, b->x, &w->embed.w, token, b->ids, pos, b->n, c->embed_scale, w->pos_embed, c->pos_offset,
-                         e) < 0) {
+                         ropes, e) < 0) {
         return -1;
     }
     if (w->embed_norm.present &&
@@ -837,13 +851,8 @@ static int run_embed(struct gpu_backend *b, struct err *e)
 
 static int run_ropes(struct gpu_backend *b, struct err *e)
 {
-    const struct config *c = &b->m->config;
-    const int32_t *pos = array(b, A_POS);
-    for (int i = 0; i < c->n_ropes; i++)
-        if (gpu_rope_table(b->g, b->cosine[i], b->sine[i], pos, array(b, A_LONG), b->n, c->ropes[i].dim, b->freq[i],
-                           b->freq_long[i], c->ropes[i].scale, c->ropes[i].scale_long, e) < 0)
-            return -1;
-    return 0;
+    const struct gpu_ropes o = ropes_of(b);
+    return gpu_rope_table(b->g, &o, b->n, e);
 }
 
 int layers_logits(struct gpu_backend *b, int first, int n, struct err *e)
@@ -949,7 +958,7 @@ static int run_group(struct tp_group *t, struct err *e)
     for (int i = 0; i < t->n; i++)
         x[i] = t->rank[i]->x;
     if (lead->layers.first == 0 &&
-        (run_embed(lead, e) < 0 || watch_layer(lead, -1, e) < 0 ||
+        (run_embed(lead, NULL, e) < 0 || watch_layer(lead, -1, e) < 0 ||
          all_reduce_spread(t->sums, x, (size_t)lead->n * (size_t)lead->m->config.hidden_size, e) < 0))
         return -1;
     for (int i = 0; i < t->n; i++)
@@ -966,7 +975,8 @@ int layers_run(struct gpu_backend *b, struct err *e)
     b->normed = NULL;
     if (b->group)
         return run_group(b->group, e);
-    if ((b->layers.first == 0 && (run_embed(b, e) < 0 || watch_layer(b, -1, e) < 0)) || run_ropes(b, e) < 0)
+    const struct gpu_ropes ropes = ropes_of(b);
+    if (b->layers.first > 0 ? run_ropes(b, e) < 0 : run_embed(b, &ropes, e) < 0 || watch_layer(b, -1, e) < 0)
         return -1;
     for (int i = b->layers.first; i < b->layers.end; i++)
         if (run_layer(b, i, e) < 0 || watch_layer(b, i, e) < 0 || dweights_done(b->w, i, e) < 0)

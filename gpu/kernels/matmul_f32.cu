@@ -12,6 +12,7 @@
  * columns. */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/experts.cuh"
+#include "gpu/prim/rope.cuh"
 #include "gpu/rt/launch.cuh"
 
 enum { WARPS = 8, TOKENS = 8, PAD = 33 };
@@ -289,11 +290,16 @@ extern "C" int gpu_expert_f32(struct gpu *g, const struct gpu_experts *o, struct
 
 /* ---- embedding: rows of a matrix, as stored ---- */
 
+/* Blocks with a blockIdx.y from 1 on compute the tables of rotations. */
 __global__ __launch_bounds__(256) void embed_kernel(float *x, gpu_mat m, const int32_t *token, const int32_t *drawn,
                                                     const int32_t *pos, float scale, const float *pos_embed,
-                                                    int pos_offset)
+                                                    int pos_offset, gpu_ropes ropes)
 {
     follow_previous();
+    if (blockIdx.y) {
+        rope_row(ropes, ropes.table[blockIdx.y - 1], blockIdx.x, 256);
+        return;
+    }
     const layout a = layout_of(m.type);
     const int t = blockIdx.x, row = token[t] < 0 ? max(drawn[-1 - token[t]], 0) : token[t];
     const uint8_t *tile = m.data + (size_t)(row / 32) * m.tile_bytes;
@@ -315,8 +321,10 @@ __global__ __launch_bounds__(256) void embed_kernel(float *x, gpu_mat m, const i
 }
 
 extern "C" int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *drawn,
-                         const int32_t *pos, int n, float scale, const float *pos_embed, int pos_offset, struct err *e)
+                         const int32_t *pos, int n, float scale, const float *pos_embed, int pos_offset,
+                         const struct gpu_ropes *ropes, struct err *e)
 {
-    return launch(g, "embed", embed_kernel, dim3((unsigned)n), 256, 0, e, x, *w, token, drawn, pos, scale, pos_embed,
-                  pos_offset);
+    const gpu_ropes none = {}, &r = ropes ? *ropes : none;
+    return launch(g, "embed", embed_kernel, dim3((unsigned)n, 1 + (unsigned)r.n_tables), 256, 0, e, x, *w, token, drawn,
+                  pos, scale, pos_embed, pos_offset, r);
 }

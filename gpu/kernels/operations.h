@@ -142,9 +142,11 @@ int gpu_sum_parts(struct gpu *g, const struct gpu_parts *o, struct err *e);
 
 /* Row i of x [n][cols] = row token[i] of w * scale (0 if w->data is NULL), plus row pos[i] +
  * pos_offset of pos_embed if that is not NULL.  A token below 0 stands for drawn[-1 - token]; if no
- * token was drawn there (-1), row 0 of w is read. */
+ * token was drawn there (-1), row 0 of w is read.  ropes: tables that the launch computes as well;
+ * NULL: none. */
 int gpu_embed(struct gpu *g, float *x, const struct gpu_mat *w, const int32_t *token, const int32_t *drawn,
-              const int32_t *pos, int n, float scale, const float *pos_embed, int pos_offset, struct err *e);
+              const int32_t *pos, int n, float scale, const float *pos_embed, int pos_offset,
+              const struct gpu_ropes *ropes, struct err *e);
 
 int gpu_norm(struct gpu *g, const struct gpu_norm *o, struct err *e);
 /* Rows that RMS norms without a residual keep in registers; in_registers: 1 if this one does. */
@@ -162,10 +164,8 @@ int gpu_act_mul(struct gpu *g, const float *gate, const float *up, int n, int co
 int gpu_act_pack(struct gpu *g, const float *x, int n, int cols, uint16_t *act, int act_stride,
                  enum gpu_act_order order, struct err *e);
 
-/* cosine and sine [n][dim / 2] f32 of pos * freq, times scale; tokens of long sequences
- * (is_long) use the second set. */
-int gpu_rope_table(struct gpu *g, float *cosine, float *sine, const int32_t *pos, const int32_t *is_long, int n,
-                   int dim, const float *freq, const float *freq_long, float scale, float scale_long, struct err *e);
+/* Compute the tables of n tokens in a launch of their own. */
+int gpu_rope_table(struct gpu *g, const struct gpu_ropes *o, int n, struct err *e);
 
 /* ---- layers with a state (struct recurrent of libcommon/model/model.h) ---- */
 

@@ -10,32 +10,21 @@
  * checked  tests/unit/t-gpu-attention.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/heads.cuh"
+#include "gpu/prim/rope.cuh"
 #include "gpu/rt/launch.cuh"
 
 enum { WARPS = 4, MAX_DIM = 256 };
 
-/* cos and sin in double, as the CPU computes them: an f32 sine of a large angle would differ in
- * its last bits. */
-__global__ __launch_bounds__(128) void rope_table_kernel(float *cosine, float *sine, const int32_t *pos,
-                                                         const int32_t *is_long, int half, const float *freq,
-                                                         const float *freq_long, float scale, float scale_long)
+__global__ __launch_bounds__(128) void rope_table_kernel(gpu_ropes o)
 {
     follow_previous();
-    const int t = blockIdx.x;
-    const int far = freq_long && is_long[t];
-    for (int d = threadIdx.x; d < half; d += 128) {
-        const float angle = (float)max(pos[t], 0) * (far ? freq_long[d] : freq[d]);
-        cosine[(size_t)t * half + d] = (float)cos((double)angle) * (far ? scale_long : scale);
-        sine[(size_t)t * half + d] = (float)sin((double)angle) * (far ? scale_long : scale);
-    }
+    rope_row(o, o.table[blockIdx.y], blockIdx.x, 128);
 }
 
-extern "C" int gpu_rope_table(struct gpu *g, float *cosine, float *sine, const int32_t *pos, const int32_t *is_long,
-                              int n, int dim, const float *freq, const float *freq_long, float scale, float scale_long,
-                              struct err *e)
+extern "C" int gpu_rope_table(struct gpu *g, const struct gpu_ropes *o, int n, struct err *e)
 {
-    return launch(g, "rope_table", rope_table_kernel, dim3((unsigned)n), 128, 0, e, cosine, sine, pos, is_long, dim / 2,
-                  freq, freq_long, scale, scale_long);
+    return o->n_tables == 0 ? 0 : launch(g, "rope_table", rope_table_kernel,
+                                         dim3((unsigned)n, (unsigned)o->n_tables), 128, 0, e, *o);
 }
 
 /* The 2 bits of an element. */

@@ -186,6 +186,16 @@ struct gpu_step {
     int n;
 };
 
+/* Tables of rotations: cosine and sine [n][dim / 2] f32 of pos * freq, times scale; tokens of long
+ * sequences (is_long) use the second set, if there is one. */
+enum { GPU_MOST_ROPES = 8 };
+struct gpu_rope {
+    float *cosine, *sine;
+    int dim;
+    const float *freq, *freq_long; float scale, scale_long;     /* freq_long NULL: no second set */
+};
+struct gpu_ropes { struct gpu_rope table[GPU_MOST_ROPES]; int n_tables; const int32_t *pos, *is_long; };
+
 /* Factors on queries that grow with their position: temperature_ of struct config; scale 0:
  * none. */
 struct gpu_temper { float scale; int floor, first; };

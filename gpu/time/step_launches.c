@@ -702,14 +702,18 @@ static void begin(struct walk *w)
 {
     const struct config *c = &w->m->config;
     const struct mat *m = &w->m->embed.w;
-    add(w, (struct timed_launch){ .kernel = "embed", .what = "embedding", .blocks = (unsigned)w->n, .threads = 256,
+    struct timed_launch embed = { .kernel = "embed", .what = "embedding",
+                                  .blocks = (unsigned)w->n * (unsigned)(1 + c->n_ropes), .threads = 256,
                                   .bytes = (double)w->n * (double)m->tile_bytes / TILE_ROWS, .setup_l2 = 1,
-                                  .l2_bytes = 4.0 * w->n * c->hidden_size, .setup_memory = 2 });
+                                  .l2_bytes = 4.0 * w->n * c->hidden_size, .setup_memory = 2 };
+    if (c->n_ropes) {                   /* sines in double take longer than the rows */
+        embed.setup_memory = 0;
+        embed.setup_l2 = 2;
+        embed.setup_cycles = 1000;
+    }
+    add(w, embed);
     if (w->m->embed_norm.present)
         model_norm(w, "embedding norm", &w->m->embed_norm, w->n, c->hidden_size);
-    for (int i = 0; i < c->n_ropes; i++)        /* sines in double */
-        add(w, (struct timed_launch){ .kernel = "rope_table", .what = "rotation", .blocks = (unsigned)w->n,
-                                      .threads = 128, .setup_l2 = 2, .setup_cycles = 1000 });
 }
 
 /* The logits of n tokens, and a token drawn from each as the most likely one. */

@@ -626,7 +626,7 @@ static void embedding(void **state)
             struct gpu_mat w = gpu_mat_of(&m, to_device(data, m.size));
             float *x = on_device(sizeof got);
             OK(gpu_embed(device, x, &w, to_device(asked, sizeof asked), to_device(drawn, sizeof drawn),
-                         to_device(pos, sizeof pos), 3, 1.5f, to_device(position, sizeof position), 2, &why));
+                         to_device(pos, sizeof pos), 3, 1.5f, to_device(position, sizeof position), 2, NULL, &why));
             from_device(got, x, sizeof got);
             for (int i = 0; i < 3; i++) {
                 mat_decode_row(&m, token[i], want);

@@ -129,8 +129,8 @@ static void functions(void **state)
                     fabsf(gate[i]) + 1e-6f);
 }
 
-/* Positions for which an f32 sine is wrong in its last bits, and LongRoPE's second set of
- * frequencies. */
+/* Positions for which an f32 sine is wrong in its last bits, LongRoPE's second set of frequencies,
+ * and a table without one; the launch of the embedding computes the same. */
 static void angles(void **state)
 {
     (void)state;
@@ -139,18 +139,32 @@ static void angles(void **state)
     float freq[HALF], far[HALF], c[N * HALF], s[N * HALF];
     for (int d = 0; d < HALF; d++)
         freq[d] = powf(10000, -(float)d / HALF), far[d] = freq[d] / 3;
-    float *dc = on_device(sizeof c), *ds = on_device(sizeof s);
-    OK(gpu_rope_table(device, dc, ds, to_device(pos, sizeof pos), to_device(is_long, sizeof is_long), N, 2 * HALF,
-                      to_device(freq, sizeof freq), to_device(far, sizeof far), 1.5f, 2, &why));
-    from_device(c, dc, sizeof c);
-    from_device(s, ds, sizeof s);
-    for (int t = 0; t < N; t++)
-        for (int d = 0; d < HALF; d++) {
-            const float angle = (float)(pos[t] < 0 ? 0 : pos[t]) * (is_long[t] ? far[d] : freq[d]),
-                        scale = is_long[t] ? 2 : 1.5f;
-            assert_true(fabsf(c[t * HALF + d] - (float)cos((double)angle) * scale) < 3e-7f &&
-                        fabsf(s[t * HALF + d] - (float)sin((double)angle) * scale) < 3e-7f);
+    const float *dfreq = to_device(freq, sizeof freq), *dfar = to_device(far, sizeof far);
+    const struct gpu_mat none = { .cols = 32, .n_steps = 1 };
+    for (int embeds = 0; embeds < 2; embeds++) {
+        struct gpu_ropes o = { .n_tables = 2, .pos = to_device(pos, sizeof pos),
+                               .is_long = to_device(is_long, sizeof is_long) };
+        for (int i = 0; i < 2; i++)
+            o.table[i] = (struct gpu_rope){ .cosine = on_device(sizeof c), .sine = on_device(sizeof s),
+                                            .dim = 2 * (HALF - i), .freq = dfreq, .freq_long = i ? NULL : dfar,
+                                            .scale = 1.5f, .scale_long = 2 };
+        OK(embeds ? gpu_embed(device, on_device(N * 32 * sizeof(float)), &none, to_device(pos, sizeof pos),
+                              to_device(pos, sizeof pos), o.pos, N, 1, NULL, 0, &o, &why)
+                  : gpu_rope_table(device, &o, N, &why));
+        for (int i = 0; i < 2; i++) {
+            const int half = HALF - i;
+            from_device(c, o.table[i].cosine, sizeof c);
+            from_device(s, o.table[i].sine, sizeof s);
+            for (int t = 0; t < N; t++)
+                for (int d = 0; d < half; d++) {
+                    const int second = is_long[t] && i == 0;
+                    const float angle = (float)(pos[t] < 0 ? 0 : pos[t]) * (second ? far[d] : freq[d]),
+                                scale = second ? 2 : 1.5f;
+                    assert_true(fabsf(c[t * half + d] - (float)cos((double)angle) * scale) < 3e-7f &&
+                                fabsf(s[t * half + d] - (float)sin((double)angle) * scale) < 3e-7f);
+                }
         }
+    }
 }
 
 int main(void)
