@@ -39,14 +39,13 @@ DEVICE void few_load_weights(few_steps<TYPE, TOKENS8, N> &s, const uint8_t *cons
                              int first, int g, int t)
 {
     typedef few_steps<TYPE, TOKENS8, N> steps;
-    typedef format<TYPE> f;
 #pragma unroll
     for (int i = 0; steps::UNITS && i < N; i++) {
-        const uint8_t *p = data[i] + (f::row_scale ? 128 : 0) + first / 4 * (128 + 4 * f::bits * 128) + g * 16;
-        s.scales[i] = load16(p);
+        const uint8_t *scales = unit_scales<TYPE>(data[i], first / UNIT_STEPS, g);
+        s.scales[i] = load16(scales);
 #pragma unroll
         for (int k = 0; k < steps::STEPS; k++)
-            s.raw[i][k].code[0] = load_stream(p + 128 + k * f::bits * 128 + (f::bits < 4 ? t >> 1 : t) * 128);
+            s.raw[i][k].code[0] = load_stream(unit_codes<TYPE>(scales, k, t));
     }
 #pragma unroll
     for (int k = 0; k < steps::STEPS; k++) {
