@@ -275,6 +275,7 @@ static int linear(struct bench *b, const char *kernel,
         return -1;
     b->linear.to[0].ldo = rows;
     if (multiply == gpu_matmul_split) {
+        b->linear.wgmma = b->o->wgmma;
         b->linear.partial_bytes = GPU_SPLIT_BYTES(GPU_SPLIT_BLOCKS, GPU_SPLIT_TOKENS);
         if (!(b->linear.partial = take(b, b->linear.partial_bytes, e)) ||
             !(b->linear.tickets = take(b, GPU_SPLIT_TICKETS * sizeof *b->linear.tickets, e)) ||

@@ -29,14 +29,11 @@
  * limit    tensor cores.  Aim: 0.70 of their peak at 4096 tokens; the ends alone cost 8 to 11 %,
  *          the last wave of 512 tiles on 132 multiprocessors 3 %
  * checked  tests/unit/t-gpu-matmul.c, emulated bit for bit against matmul.cu */
+#include "gpu/kernels/act_map.cuh"
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/hopper.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
-
-#ifdef __CUDACC__
-#include <cudaTypedefs.h>
-#endif
 
 enum {
     TOKENS = 128, STAGE_STEPS = 2, STAGE_BYTES = TOKENS * STAGE_STEPS * 64, STAGES = 4,
@@ -233,42 +230,6 @@ void matmul_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map act)
     }
 }
 
-/* Make the tensor map of the activations; elements beyond the tokens or the steps read as 0. */
-static int map_act(struct gpu *g, tensor_map *to, const gpu_linear *l, struct err *e)
-{
-#ifdef __CUDACC__
-    static_assert(sizeof *to == sizeof(CUtensorMap) && alignof(tensor_map) >= alignof(CUtensorMap),
-                  "a tensor map is 128 bytes");
-    const cuuint64_t size[2] = { (cuuint64_t)l->w[0].n_steps * 32, (cuuint64_t)l->n_tokens },
-                     stride[1] = { (cuuint64_t)l->act_stride * 2 };
-    const cuuint32_t box[2] = { STAGE_STEPS * 32, TOKENS }, step[2] = { 1, 1 };
-    void *encode = nullptr;
-    cudaDriverEntryPointQueryResult found;
-    if (gpu_check(g, cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault,
-                                                      &found), "cuTensorMapEncodeTiled", e) < 0)
-        return -1;
-    if (found != cudaDriverEntryPointSuccess)
-        return err_set(e, ERR_DEVICE, "the driver has no cuTensorMapEncodeTiled");
-    const CUresult rc = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(encode)(reinterpret_cast<CUtensorMap *>(to),
-                                                                                    CU_TENSOR_MAP_DATA_TYPE_FLOAT16, 2,
-                                                                                    const_cast<uint16_t *>(l->act),
-                                                                                    size, stride,
-                                                              box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                                              CU_TENSOR_MAP_SWIZZLE_128B,
-                                                              CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
-                                                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    return rc == CUDA_SUCCESS ? 0 : err_set(e, ERR_DEVICE,
-                                            "cuTensorMapEncodeTiled: error %d for %d x %d activations, %d apart",
-                                            (int)rc, l->n_tokens, l->w[0].n_steps * 32, l->act_stride);
-#else
-    (void)g;
-    const char *why = emulated_tensor_map(to->word, l->act, l->w[0].n_steps * 32, l->n_tokens,
-                                          (uint64_t)l->act_stride * 2,
-                                          TOKENS);
-    return why ? err_set(e, ERR_DEVICE, "a map of %d x %d activations: %s", l->n_tokens, l->w[0].n_steps * 32, why) : 0;
-#endif
-}
-
 template <int TYPE, int GROUPS> static int run(struct gpu *g, const gpu_linear *l, const tensor_map &act, int n_sms,
                                                struct err *e)
 {
@@ -281,7 +242,7 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
 {
     tensor_map act;
     const int n_sms = gpu_n_sms(g), large = (l->w[0].n_tiles + 7) / 8 * ((l->n_tokens + TOKENS - 1) / TOKENS);
-    if (map_act(g, &act, l, e) < 0)
+    if (map_act(g, &act, l, TOKENS, e) < 0)
         return -1;
     /* kernels of 1 warpgroup are compiled for nl4 only, to save compile time */
     if constexpr (TYPE == QT_NL4)

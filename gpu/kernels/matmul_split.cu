@@ -2,31 +2,25 @@
  * divided between blocks where a matrix has too few rows for all multiprocessors.
  *
  * shapes   as matvec.cu, without gate and up together; activations in the order GPU_ACT_TILES
- * tile     a block: 128 rows x 32 or 64 tokens, and one of the parts of k.  Of its 8 warps each
- *          takes 32 rows and half of the part: four of every eight steps (32 k).  Weights go from
- *          global memory to registers, four steps ahead, and formats with units of four groups
- *          load and convert the scales of four steps at once; activations of eight steps at a time
- *          go through shared memory, copied while the previous eight are multiplied
+ * tile     a block: 128 rows x 32 or 64 tokens, and one of the parts of k (prim/split_blocks.cuh).
+ *          Weights go from global memory to registers, four steps ahead, and formats with units of
+ *          four groups load and convert the scales of four steps at once; activations of eight
+ *          steps at a time go through shared memory, copied while the previous eight are multiplied
  * sums     the two halves of a part are added in shared memory.  If k has several parts, blocks
  *          store their sums in global memory, and the block that stores last adds them in the order
  *          of the parts: the bits depend on the shapes of the matrices alone
  *          (gpu_split_parts()), not on the number of tokens or the order of the blocks
  * moves    weights once for 64 tokens, activations once per 128 rows (from L2), sums of parts once
- *          to and from L2: at most 16 MB
+ *          to and from L2: at most 17 MB
  * limit    instructions: for a step of nl4 (nvcc 13.0, sm_90) 91 for 32 tokens, of which 16 are mma
- *          and 52 decode, and 160 for 64 tokens, where the smaller codebook takes 16 more.  Shared
- *          memory has 36 cycles of reads and copies for a step of 32 tokens, in which an H200 loads
- *          1.2 steps a multiprocessor, and 56 for one of 64 (calculated)
+ *          and 52 decode, and 124 for 64 tokens.  Shared memory has 36 cycles of reads and copies
+ *          for a step of 32 tokens, in which an H200 loads 1.2 steps a multiprocessor, and 56 for
+ *          one of 64 (calculated)
  * checked  tests/unit/t-gpu-matmul.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/many_tokens.cuh"
+#include "gpu/prim/split_blocks.cuh"
 #include "gpu/rt/launch.cuh"
-
-enum {
-    ROW_TILES = 4, WARPS = 2 * ROW_TILES, THREADS = WARPS * 32,
-    AHEAD = 4,                  /* steps that a warp computes in each stage */
-    STEPS = 2 * AHEAD,          /* steps of a stage of activations */
-};
 
 static_assert((int)ROW_TILES == GPU_SPLIT_TILES && (int)STEPS == GPU_SPLIT_STAGE, "the host counts blocks");
 
@@ -74,7 +68,7 @@ template <int TOKENS> struct act_stages {
     }
 };
 
-/* The codebook, at the start of shared memory: for 32 tokens there is room for a wide_table. */
+/* The codebook, at the start of shared memory.  For 32 tokens there is room for a wide_table. */
 template <int TYPE, int TOKENS>
 constexpr int TABLE = !format<TYPE>::table ? 0 : TOKENS == 32 ? WIDE_BYTES : TABLE_BYTES;
 template <int TYPE, int TOKENS> DEVICE auto fill(uint32_t *table)
@@ -82,7 +76,7 @@ template <int TYPE, int TOKENS> DEVICE auto fill(uint32_t *table)
     if constexpr (TOKENS == 32)
         return wide_fill<TYPE, THREADS>(table);
     else
-        return table_fill<TYPE>(table);
+        return lane_fill<TYPE, THREADS>(table);
 }
 
 /* Add the products of the steps of stages from `stage` on, which belong to this half of the block's
@@ -178,92 +172,16 @@ DEVICE void multiply_units(float (&c)[2][TOKENS / 2], const uint8_t *data, const
         multiply_steps<TYPE, TOKENS>(c, data, m, act, n_whole, begin, end, table, half, lane);
 }
 
-/* Sums of a lane for half of a tile's tokens. */
-template <int TOKENS> using half_sums = float[2][TOKENS / 4];
-
-/* Give the other half's tokens to the warp of the same rows, and add its sums for ours. */
-template <int TOKENS> DEVICE void exchange(half_sums<TOKENS> &y, const float (&c)[2][TOKENS / 2], float4 *room,
-                                           int warp, int half, int lane)
-{
-    constexpr int N = TOKENS / 4;
-    __syncthreads();                    /* all warps have read the last stage */
-#pragma unroll
-    for (int p = 0; p < 2; p++)
-#pragma unroll
-        for (int i = 0; i < N; i += 4) {
-            const float *gives = c[p] + i;
-            room[((warp * 2 + p) * (N / 4) + i / 4) * 32 + lane] =
-                half ? make_float4(gives[0], gives[1], gives[2], gives[3])
-                     : make_float4(gives[N], gives[N + 1], gives[N + 2], gives[N + 3]);
-        }
-    __syncthreads();
-#pragma unroll
-    for (int p = 0; p < 2; p++)
-#pragma unroll
-        for (int i = 0; i < N; i += 4) {
-            const float4 v = room[(((warp ^ ROW_TILES) * 2 + p) * (N / 4) + i / 4) * 32 + lane];
-            y[p][i] = (half ? c[p][N + i] : c[p][i]) + v.x;
-            y[p][i + 1] = (half ? c[p][N + i + 1] : c[p][i + 1]) + v.y;
-            y[p][i + 2] = (half ? c[p][N + i + 2] : c[p][i + 2]) + v.z;
-            y[p][i + 3] = (half ? c[p][N + i + 3] : c[p][i + 3]) + v.w;
-        }
-}
-
-/* Store the sums of part `part`.  Returns true in the block that is the last to store; y is the sum
- * over all parts there.  unit: the tile of rows and tokens. */
-template <int TOKENS> DEVICE bool add_parts(half_sums<TOKENS> &y, const gpu_linear &l, unsigned *flag, int unit,
-                                            int part, int n_parts, int warp, int lane)
-{
-    constexpr int N = TOKENS / 8;       /* float4 of a lane */
-    float4 *const all = reinterpret_cast<float4 *>(l.partial) + ((size_t)unit * n_parts * WARPS + warp) * N * 32 + lane;
-    float4 *mine = all + (size_t)part * WARPS * N * 32;
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        const float *v = y[i / (N / 2)] + i % (N / 2) * 4;
-        mine[i * 32] = make_float4(v[0], v[1], v[2], v[3]);
-    }
-    __threadfence();
-    __syncthreads();
-    if (threadIdx.x == 0)
-        *flag = atomicAdd(&l.tickets[unit], 1u);
-    __syncthreads();
-    if (*flag + 1 != (unsigned)n_parts)
-        return false;
-    if (threadIdx.x == 0)
-        l.tickets[unit] = 0;            /* for the next launch */
-    __threadfence();
-#pragma unroll
-    for (int i = 0; i < N; i++) {
-        float *v = y[i / (N / 2)] + i % (N / 2) * 4;
-        v[0] = v[1] = v[2] = v[3] = 0;
-    }
-#pragma unroll 2
-    for (int z = 0; z < n_parts; z++)
-#pragma unroll
-        for (int i = 0; i < N; i++) {
-            const float4 add = all[((size_t)z * WARPS * N + i) * 32];
-            float *v = y[i / (N / 2)] + i % (N / 2) * 4;
-            v[0] += add.x, v[1] += add.y, v[2] += add.z, v[3] += add.w;
-        }
-    return true;
-}
-
 template <int TYPE, int TOKENS> __global__ __launch_bounds__(THREADS, 2)
 void matmul_split_kernel(gpu_linear l, int n_units, int n_parts)
 {
     follow_previous();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = warp / ROW_TILES, g = lane / 4, t = lane % 4;
     SHARED(uint32_t, shared);
-    int which = 0, unit = blockIdx.x % (unsigned)n_units;
-    const int part = blockIdx.x / (unsigned)n_units, in_grid = blockIdx.y * n_units + unit;
-    while (unit >= (l.w[which].n_tiles + ROW_TILES - 1) / ROW_TILES)
-        unit -= (l.w[which++].n_tiles + ROW_TILES - 1) / ROW_TILES;
-    const gpu_mat &m = l.w[which];
-    const int tile = unit * ROW_TILES + warp % ROW_TILES, first_token = blockIdx.y * TOKENS;
-    const bool has_rows = tile < m.n_tiles;
-    const uint8_t *data = m.data + (size_t)(has_rows ? tile : 0) * m.tile_bytes;
-    const int n_stages = (m.n_steps + STEPS - 1) / STEPS, begin = n_stages * part / n_parts * STEPS,
-              end = min(n_stages * (part + 1) / n_parts * STEPS, m.n_steps);
+    const split_block at(l, n_units, n_parts, warp);
+    const gpu_mat &m = l.w[at.which];
+    const uint8_t *data = m.data + (size_t)(at.has_rows ? at.tile : 0) * m.tile_bytes;
+    const int first_token = blockIdx.y * TOKENS, begin = at.begin, end = at.end;
     uint32_t *const room = shared + TABLE<TYPE, TOKENS> / 4;
     act_stages<TOKENS> act(reinterpret_cast<uint8_t *>(room), l, first_token, begin, end, lane);
 
@@ -276,11 +194,12 @@ void matmul_split_kernel(gpu_linear l, int n_units, int n_parts)
     float y[2][TOKENS / 4];
     exchange<TOKENS>(y, c, reinterpret_cast<float4 *>(room), warp, half, lane);
     /* the flag is behind the sums that exchange() stores */
-    if (n_parts > 1 && !add_parts<TOKENS>(y, l, room + WARPS * TOKENS * 16, in_grid, part, n_parts, warp, lane))
+    if (n_parts > 1 && !add_parts<TOKENS>(y, l, room + WARPS * TOKENS * 16, at, n_parts, warp, lane))
         return;
-    if (has_rows)
-        finish_tokens<TOKENS / 16, 4>(y, finish_begin<TYPE>(l, l.to[which], data, tile * 32 + 4 * g, m.rows, ACT_UNIT),
-                                      l, first_token + half * TOKENS / 2, l.n_tokens, t);
+    if (at.has_rows)
+        finish_tokens<TOKENS / 16, 4>(y, finish_begin<TYPE>(l, l.to[at.which], data, at.tile * 32 + 4 * g, m.rows,
+                                                            ACT_UNIT), l, first_token + half * TOKENS / 2, l.n_tokens,
+                                      t);
 }
 
 template <int TYPE, int TOKENS> static int run(struct gpu *g, const gpu_linear *l, struct err *e)
@@ -305,6 +224,8 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
 
 extern "C" int gpu_matmul_split(struct gpu *g, const struct gpu_linear *l, struct err *e)
 {
+    if (l->wgmma && gpu_matmul_split_hopper_takes(g, l))
+        return gpu_matmul_split_hopper(g, l, e);
     switch (l->w[0].type) {
 #define FORMAT(type) case type: return run_type<type>(g, l, e);
 #define FORMAT_16(type) FORMAT(type)

@@ -27,10 +27,14 @@ int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e);
  * result does not depend on n_tokens. */
 enum { GPU_SPLIT_TOKENS = 128 };
 int gpu_matmul_split(struct gpu *g, const struct gpu_linear *l, struct err *e);
+/* gpu_matmul_split with wgmma: the sums have the same order, so the bits are the same.  takes: 1 if
+ * the device, the format and the number of tokens are supported. */
+int gpu_matmul_split_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e);
+int gpu_matmul_split_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
 /* The number of groups of tiles that blocks take, and the number of parts into which k is divided,
- * for all matrices of a launch: up to three blocks for each of 132 multiprocessors, of whole stages
+ * for all matrices of a launch: up to two blocks for each of 132 multiprocessors, of whole stages
  * of 8 steps.  Parts are dropped if the longest one stays as long without them. */
-enum { GPU_SPLIT_TILES = 4, GPU_SPLIT_STAGE = 8, GPU_SPLIT_BLOCKS = 396, GPU_SPLIT_PARTS = 16 };
+enum { GPU_SPLIT_TILES = 4, GPU_SPLIT_STAGE = 8, GPU_SPLIT_BLOCKS = 264, GPU_SPLIT_PARTS = 16 };
 static inline int gpu_split_units(int n_tiles) { return (n_tiles + GPU_SPLIT_TILES - 1) / GPU_SPLIT_TILES; }
 static inline int gpu_split_parts(int units, int n_steps)
 {

@@ -102,13 +102,17 @@ DEVICE void wgmma_commit()
 template <int N> DEVICE void wgmma_wait() { EITHER(asm volatile("wgmma.wait_group.sync.aligned %0;" :: "n"(N)
                                                                 : "memory"), emulated_wgmma_wait(N)); }
 
-/* Start c[64][128] = a[64][16] b[16][128] (+ c if add is not 0), f16 in, f32 out, without waiting.
- * Of the rows 16w .. 16w + 15, lane 4g + t of warp w holds the same elements as in mma_f16
- * (prim.cuh): those of a in a[0..3], and those of the columns 8i .. 8i + 7 in c[4i .. 4i + 3]. */
-DEVICE void wgmma_f16(float c[64], const uint32_t a[4], uint64_t b, int add)
-{
+/* Start c[64][N] = a[64][16] b[16][N] (+ c if add is not 0), f16 in, f32 out, without waiting; N is
+ * 64 or 128, and c has N / 2 registers.  Of the rows 16w .. 16w + 15, lane 4g + t of warp w holds
+ * the same elements as in mma_f16 (prim.cuh): those of a in a[0..3], and those of the columns 8i ..
+ * 8i + 7 in c[4i .. 4i + 3]. */
 #ifdef __CUDACC__
 #define C8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+#define A4 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
+#endif
+DEVICE void wgmma_f16(float (&c)[64], const uint32_t a[4], uint64_t b, int add)
+{
+#ifdef __CUDACC__
     asm volatile("{\n"
                  ".reg .pred more;\n"
                  "setp.ne.b32 more, %69, 0;\n"
@@ -116,12 +120,28 @@ DEVICE void wgmma_f16(float c[64], const uint32_t a[4], uint64_t b, int add)
                  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
                  "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
                  "%62, %63}, {%64, %65, %66, %67}, %68, more, 1, 1, 0;\n"
-                 "}" : C8(0), C8(8), C8(16), C8(24), C8(32), C8(40), C8(48), C8(56) : "r"(a[0]), "r"(a[1]), "r"(a[2]),
-                 "r"(a[3]), "l"(b), "r"(add) : "memory");
-#undef C8
+                 "}" : C8(0), C8(8), C8(16), C8(24), C8(32), C8(40), C8(48), C8(56) : A4, "l"(b), "r"(add) : "memory");
 #else
-    emulated_wgmma(c, a, b, add);
+    emulated_wgmma(c, a, b, add, 128);
 #endif
 }
+DEVICE void wgmma_f16(float (&c)[32], const uint32_t a[4], uint64_t b, int add)
+{
+#ifdef __CUDACC__
+    asm volatile("{\n"
+                 ".reg .pred more;\n"
+                 "setp.ne.b32 more, %37, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+                 "{%32, %33, %34, %35}, %36, more, 1, 1, 0;\n"
+                 "}" : C8(0), C8(8), C8(16), C8(24) : A4, "l"(b), "r"(add) : "memory");
+#else
+    emulated_wgmma(c, a, b, add, 64);
+#endif
+}
+#ifdef __CUDACC__
+#undef C8
+#undef A4
+#endif
 
 #endif

@@ -12,7 +12,7 @@
  * scale is applied to the finished sums.  Codebooks are read from shared memory: 256 pairs of
  * values, indexed by a byte of two codes, with a copy for every lane to avoid bank conflicts.  A
  * wide_table leaves as much room again between the entries, so that an address is a permutation of
- * bytes: one instruction instead of two. */
+ * bytes, and a lane_table computes it by dp4a: one instruction instead of two. */
 #ifndef ZSE_GPU_PRIM_WEIGHTS_CUH
 #define ZSE_GPU_PRIM_WEIGHTS_CUH
 
@@ -183,11 +183,14 @@ template <int TYPE> DEVICE void decode_floats(uint32_t v[4], const raw_step<TYPE
     }
 }
 
-/* A codebook whose entries are 256 bytes apart, and the place of a lane's copy in an entry. */
+/* A codebook whose entries are 256 bytes apart, and the place of a lane's copy in an entry; and one
+ * whose entries are 128 bytes apart, by the lane's copy of the first entry. */
 #ifdef __CUDACC__
 struct wide_table { uint32_t entries, lane; };          /* an address in shared memory */
+struct lane_table { uint32_t copy; };
 #else
 struct wide_table { const uint8_t *entries; uint32_t lane; };
+struct lane_table { const uint8_t *copy; };
 #endif
 
 /* The entry of byte j of w. */
@@ -204,7 +207,19 @@ DEVICE uint32_t look_up(const wide_table &table, uint32_t w, int j)
 #endif
 }
 
-/* The values of codes, before scale and extra.  TABLE: const uint32_t *, or wide_table. */
+DEVICE uint32_t look_up(const lane_table &table, uint32_t w, int j)
+{
+#ifdef __CUDACC__
+    uint32_t v;                         /* the address is one instruction: a sum of products of bytes */
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(v) : "r"(__dp4a(w, 0x80u << 8 * j, table.copy)));
+    return v;
+#else
+    return *reinterpret_cast<const uint32_t *>(table.copy + (w >> 8 * j & 0xff) * 128);
+#endif
+}
+
+/* The values of codes, before scale and extra.  TABLE: const uint32_t *, wide_table or
+ * lane_table. */
 template <int TYPE, class TABLE> DEVICE void decode_codes(uint32_t v[4], const raw_step<TYPE> &r, int i, int t,
                                                           const TABLE &table)
 {
@@ -354,14 +369,10 @@ template <int TYPE> DEVICE const uint32_t *table_fill(uint32_t *table)
     return table + threadIdx.x % 32;
 }
 
-/* table_fill() for a wide_table of THREADS threads, four copies with each store. */
-template <int TYPE, int THREADS> DEVICE wide_table wide_fill(uint32_t *table)
+/* Write the codebook of TYPE with entries of WORDS words, four copies with each store. */
+template <int TYPE, int THREADS, int WORDS> DEVICE void fill_entries(uint32_t *table)
 {
     static_assert(THREADS % 128 == 0, "a thread stores entries of the same low code");
-    const wide_table w = { EITHER((uint32_t)__cvta_generic_to_shared(table), reinterpret_cast<const uint8_t *>(table)),
-                           threadIdx.x % 32 * 4 };
-    if (!format<TYPE>::table)
-        return w;
     const uint16_t *value = codebook[format<TYPE>::book];
     const int first = threadIdx.x / 8;
     const uint32_t low = value[first & 15];
@@ -369,9 +380,25 @@ template <int TYPE, int THREADS> DEVICE wide_table wide_fill(uint32_t *table)
     for (int i = 0; i < 256 * 8 / THREADS; i++) {
         const int byte = first + i * (THREADS / 8);
         const uint32_t v = (uint32_t)value[byte >> 4] << 16 | low;
-        *reinterpret_cast<uint4 *>(table + byte * 64 + threadIdx.x % 8 * 4) = make_uint4(v, v, v, v);
+        *reinterpret_cast<uint4 *>(table + byte * WORDS + threadIdx.x % 8 * 4) = make_uint4(v, v, v, v);
     }
+}
+
+/* table_fill() for the other tables, in a block of THREADS threads. */
+template <int TYPE, int THREADS> DEVICE wide_table wide_fill(uint32_t *table)
+{
+    const wide_table w = { EITHER((uint32_t)__cvta_generic_to_shared(table), reinterpret_cast<const uint8_t *>(table)),
+                           threadIdx.x % 32 * 4 };
+    if (format<TYPE>::table)
+        fill_entries<TYPE, THREADS, WIDE_BYTES / 1024>(table);
     return w;
+}
+template <int TYPE, int THREADS> DEVICE lane_table lane_fill(uint32_t *table)
+{
+    if (format<TYPE>::table)
+        fill_entries<TYPE, THREADS, TABLE_BYTES / 1024>(table);
+    table += threadIdx.x % 32;
+    return { EITHER((uint32_t)__cvta_generic_to_shared(table), reinterpret_cast<const uint8_t *>(table)) };
 }
 
 /* ---- storing finished sums ---- */

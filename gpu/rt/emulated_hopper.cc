@@ -24,7 +24,7 @@
 
 namespace {
 
-enum { WARPGROUP = 128, COLUMNS = 128, MAX_BARRIERS = 32, MAX_REGISTERS = 16, PIECE = 16, PATTERN = 1024 };
+enum { WARPGROUP = 128, COLUMNS = 128 /* most */, MAX_BARRIERS = 32, MAX_REGISTERS = 16, PIECE = 16, PATTERN = 1024 };
 
 /* n_phases: number of phases that have ended; shown: it is visible to the copy engine */
 struct barrier { uint32_t at; bool shown; int count, pending; long bytes; unsigned n_phases, generation; };
@@ -39,7 +39,7 @@ struct copy { hopper_map m; uint32_t to; int x, y, barrier; };
  * brought them, and whether they were read since. */
 struct shared_piece { enum { NOTHING, UNDER_WAY, THERE } state; int barrier; unsigned phase; bool was_read; };
 
-struct product { int accumulator; const uint32_t *a[WARPGROUP]; uint64_t b; int add; };
+struct product { int accumulator; const uint32_t *a[WARPGROUP]; uint64_t b; int add, n_columns; };
 /* The registers of an accumulator in every lane, and their values while they are poisoned. */
 struct accumulator { float *c[WARPGROUP]; float held[WARPGROUP][COLUMNS / 2]; int n_under_way; };
 
@@ -47,7 +47,7 @@ struct warpgroup {
     int arrived;
     unsigned generation;
     /* operands of the product that is being started */
-    float *c[WARPGROUP]; const uint32_t *a[WARPGROUP]; uint64_t b; int add;
+    float *c[WARPGROUP]; const uint32_t *a[WARPGROUP]; uint64_t b; int add, n_columns;
     std::vector<product> products;
     size_t n_done;                      /* index of the first that is not done */
     std::vector<accumulator *> accumulators;
@@ -123,10 +123,10 @@ uint32_t b_address(uint64_t b, int n, int half)
     return swizzled(start + (uint32_t)(n / 8) * stride + (uint32_t)(n % 8) * 128 + (uint32_t)half * 16);
 }
 
-bool uses(uint64_t b, uint32_t from, uint32_t to)
+bool uses(const product &p, uint32_t from, uint32_t to)
 {
-    for (int i = 0; i < 2 * COLUMNS; i++) {
-        const uint32_t at = b_address(b, i / 2, i % 2);
+    for (int i = 0; i < 2 * p.n_columns; i++) {
+        const uint32_t at = b_address(p.b, i / 2, i % 2);
         if (at >= from && at < to)
             return true;
     }
@@ -135,7 +135,7 @@ bool uses(uint64_t b, uint32_t from, uint32_t to)
 
 /* Check that B is at the address and in the layout that the product will use, for every thread of
  * the warpgroup. */
-void check_b(uint64_t b, int first_thread)
+void check_b(uint64_t b, int n_columns, int first_thread)
 {
     const uint32_t start = (uint32_t)(b & 0x3fff) << 4;
     if (b >> 62 != 1 || (b >> 32 & 0x3fff) != PATTERN >> 4 ||
@@ -143,7 +143,7 @@ void check_b(uint64_t b, int first_thread)
         return emulated_complain("wgmma: descriptor %016llx, expected swizzle 1, eights of rows 1024 bytes apart and zeros where nothing is", (unsigned long long)b);
     if ((start >> 7 & 7) != (b >> 49 & 7))
         return emulated_complain("wgmma: the matrix at %u does not begin where the pattern of its swizzle does", start);
-    for (int n = 0; n < COLUMNS; n++)
+    for (int n = 0; n < n_columns; n++)
         for (int half = 0; half < 2; half++) {
             const uint32_t at = b_address(b, n, half);
             if (at + PIECE > emulated_shared_size())
@@ -159,8 +159,8 @@ void check_b(uint64_t b, int first_thread)
         }
 }
 
-/* Compute a product of 64 x 16 and 16 x 128: the 16 products of an element are summed up before
- * they are added to the accumulator, as in mma_f16. */
+/* Compute a product of 64 x 16 and 16 x n_columns: the 16 products of an element are summed up
+ * before they are added to the accumulator, as in mma_f16. */
 void compute(warpgroup *g, const product &p)
 {
     static float a[64][16], b[16][COLUMNS];
@@ -171,7 +171,7 @@ void compute(warpgroup *g, const product &p)
             row[0] = f16_to_f32((f16)p.a[i][r]);
             row[1] = f16_to_f32((f16)(p.a[i][r] >> 16));
         }
-    for (int n = 0; n < COLUMNS; n++)
+    for (int n = 0; n < p.n_columns; n++)
         for (int half = 0; half < 2; half++) {
             const uint32_t at = b_address(p.b, n, half);
             uint16_t v[8];
@@ -183,16 +183,16 @@ void compute(warpgroup *g, const product &p)
     for (int row = 0; row < 64; row++) {
         float sum[COLUMNS] = {};
         for (int k = 0; k < 16; k++)
-            for (int n = 0; n < COLUMNS; n++)
+            for (int n = 0; n < p.n_columns; n++)
                 sum[n] += a[row][k] * b[k][n];
-        for (int n = 0; n < COLUMNS; n++) {
+        for (int n = 0; n < p.n_columns; n++) {
             float *to = &acc->held[row / 16 * 32 + row % 8 * 4 + n % 8 / 2][n / 8 * 4 + row / 8 % 2 * 2 + n % 2];
             *to = p.add ? *to + sum[n] : sum[n];
         }
     }
     if (--acc->n_under_way == 0)
         for (int i = 0; i < WARPGROUP; i++)
-            memcpy(acc->c[i], acc->held[i], sizeof acc->held[i]);
+            memcpy(acc->c[i], acc->held[i], sizeof(float) * (size_t)p.n_columns / 2);
 }
 
 void use(thread *t, const void *p, size_t size, bool is_accumulator)
@@ -222,14 +222,14 @@ void begin(warpgroup *g, int first_thread)
         emulated_complain("wgmma: accumulators of the lanes are mixed up");
     if (acc->n_under_way++ == 0)
         for (int j = 0; j < WARPGROUP; j++) {
-            memcpy(acc->held[j], acc->c[j], sizeof acc->held[j]);
-            memset(acc->c[j], 0xff, sizeof acc->held[j]);
+            memcpy(acc->held[j], acc->c[j], sizeof(float) * (size_t)g->n_columns / 2);
+            memset(acc->c[j], 0xff, sizeof(float) * (size_t)g->n_columns / 2);
         }
-    product p = { (int)i, {}, g->b, g->add };
+    product p = { (int)i, {}, g->b, g->add, g->n_columns };
     memcpy(p.a, g->a, sizeof p.a);
     g->products.push_back(p);
     if (emulated_checks())
-        check_b(g->b, first_thread);
+        check_b(g->b, g->n_columns, first_thread);
 }
 
 }
@@ -324,14 +324,14 @@ void emulated_tensor_load(void *to, const uint64_t from[16], int x, int y, uint6
     }
     for (warpgroup &g : warpgroups)
         for (size_t i = g.n_done; i < g.products.size(); i++)
-            if (uses(g.products[i].b, c.to, c.to + size))
+            if (uses(g.products[i], c.to, c.to + size))
                 return emulated_complain("a copy over byte %u of shared memory, which a product under way reads", c.to);
     copies.push_back(c);
 }
 
 void emulated_wgmma_fence() { threads[emulated_me()].fenced = true; }
 
-void emulated_wgmma(float *c, const uint32_t *a, uint64_t b, int add)
+void emulated_wgmma(float *c, const uint32_t *a, uint64_t b, int add, int n_columns)
 {
     const int me = emulated_me(), first = me / WARPGROUP * WARPGROUP, lane = me - first;
     thread *t = &threads[me];
@@ -343,14 +343,15 @@ void emulated_wgmma(float *c, const uint32_t *a, uint64_t b, int add)
     if (g->arrived == 0) {
         g->b = b;
         g->add = add != 0;
-    } else if (g->b != b || g->add != (add != 0)) {
+        g->n_columns = n_columns;
+    } else if (g->b != b || g->add != (add != 0) || g->n_columns != n_columns) {
         emulated_complain("wgmma: descriptor %016llx and add %d, where another thread of the warpgroup has %016llx and %d", (unsigned long long)b, add != 0,
                           (unsigned long long)g->b, g->add);
     }
     g->c[lane] = c;
     g->a[lane] = a;
     hopper_has_products = true;
-    use(t, c, sizeof(float) * COLUMNS / 2, true);
+    use(t, c, sizeof(float) * (size_t)n_columns / 2, true);
     use(t, a, 4 * sizeof *a, false);
     t->n_begun++;
     if (++g->arrived < WARPGROUP) {

@@ -158,20 +158,23 @@ static void add_matmul(struct walk *w, const char *what, const struct mat *m)
 
 static void add_split(struct walk *w, const char *what, const struct mat *const *m, int n_mats)
 {
-    enum { WARPS = 8, STEPS_AT_ONCE = 4 };
+    /* RING: activations of split_hopper with their barriers; L2_CYCLE: bytes that a multiprocessor
+     * loads from L2 in a cycle (assumed) */
+    enum { WARPS = 8, STEPS_AT_ONCE = 4, RING = 1024 + 4 * (16384 + 16), L2_CYCLE = 64 };
     const int tokens = w->n <= 32 ? 32 : 64, by_tokens = (int)ceil_of(w->n, tokens), table = has_table(m[0]),
-              wide = tokens == 32;
+              wide = tokens == 32, hopper = w->wgmma && tokens == 64 && m[0]->type == QT_NL4;
     int units = 0;
     for (int i = 0; i < n_mats; i++)
         units += gpu_split_units(m[i]->n_tiles);
     const int parts = gpu_split_parts(units, n_steps(m[0])), stages = (int)ceil_of(n_steps(m[0]), GPU_SPLIT_STAGE),
               longest = (int)ceil_of(stages, parts);
-    struct timed_launch l = { .kernel = "matmul_split", .what = what, .part = TIMED_LINEAR,
-                              .blocks = (unsigned)(units * parts * by_tokens), .threads = WARPS * 32,
+    struct timed_launch l = { .kernel = hopper ? "split_hopper" : "matmul_split", .what = what, .part = TIMED_LINEAR,
+                              .wgmma = hopper, .blocks = (unsigned)(units * parts * by_tokens), .threads = WARPS * 32,
                               .shared = (size_t)((table ? wide ? 2 * TABLE_SIZE : TABLE_SIZE : 0) +
-                                                 2 * GPU_SPLIT_STAGE * tokens * 64) };
-    const double each = instructions(w, "matmul-split", m[0]->type, tokens == 32 ? "-32" : "-64", w->g->sm,
-                                     &l.registers),
+                                                 (hopper ? RING : 2 * GPU_SPLIT_STAGE * tokens * 64)) };
+    const double each = hopper ? instructions(w, "split-hopper", m[0]->type, "", "90a", &l.registers)
+                               : instructions(w, "matmul-split", m[0]->type, wide ? "-32" : "-64", w->g->sm,
+                                              &l.registers),
                  sums = (double)l.blocks * GPU_SPLIT_TILES * TILE_ROWS * tokens * sizeof(float);
     for (int i = 0; i < n_mats; i++) {
         l.bytes += (double)m[i]->size;
@@ -182,10 +185,12 @@ static void add_split(struct walk *w, const char *what, const struct mat *const 
     l.issue = (double)l.blocks * longest * GPU_SPLIT_STAGE * GPU_SPLIT_TILES * each * loads_of(m[0]);
     l.l2_bytes = by_tokens * (l.bytes + 2.0 * units * tokens * m[0]->cols_padded) + (parts > 1 ? 2 * sums : 0);
     l.setup_memory = 1;
-    /* the residual; the sums' fence and counter, and the loads of two parts at a time */
-    l.setup_l2 = 1 + (parts > 1 ? 2 + ceil(parts / 2.0) : 0);
-    /* a wide table is written while the first weights are on their way */
-    l.setup_cycles = table && !wide ? TABLE_TURN * TABLE_SIZE / 4 / l.threads : 0;
+    /* the residual; the sums' fence and counter, and the first loads of sums.  The codebook is
+     * written while the first weights are on their way */
+    l.setup_l2 = 1 + (parts > 1 ? 3 : 0);
+    /* the block that stores last loads the sums of all parts, two at a time */
+    if (parts > 1)
+        l.setup_cycles = fmax(sums / l.blocks * parts / L2_CYCLE, (ceil(parts / 2.0) - 1) * w->g->l2_cycles);
     l.turns = longest;
     l.ahead = 1;
     l.turn_memory = 1.0 / by_tokens;

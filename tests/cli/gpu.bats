@@ -510,7 +510,7 @@ END
   for key in $(jq -r '[paths | map(select(type == "string")) | last | select(. != null)] | unique[]' "$BATS_TEST_TMPDIR/j"); do
     grep -qw "$key" man/zse-bench.1 || { echo "the man page has no word on $key"; return 1; }
   done
-  # a GPU with less bandwidth is slower, a longer context, too; wgmma helps prompts only
+  # a GPU with less bandwidth is slower, a longer context, too; wgmma helps with more tokens
   s=$(jq .seconds "$BATS_TEST_TMPDIR/j")
   predict 4090 Llama-3.1-8B | jq -e --argjson s "$s" '.seconds > $s'
   predict h200 Llama-3.1-8B -p 8192 | jq -e --argjson s "$s" '.seconds > $s and .context == 8192'

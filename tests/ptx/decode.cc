@@ -599,6 +599,14 @@ static bool decode_bits(assembler &as, const statement &s, op &o)
         }, u32, u32, u32, u32>;
         return operands(as, s, o, false, 3);
     }
+    if (b == "dp4a" && s.word[1] == "u32" && s.word[2] == "u32") {
+        o.run = map<[](u32 x, u32 y, u32 z) {
+            for (int i = 0; i < 32; i += 8)
+                z += (x >> i & 0xff) * (y >> i & 0xff);
+            return z;
+        }, u32, u32, u32, u32>;
+        return operands(as, s, o, false, 3);
+    }
     return false;
 }
 

@@ -11,7 +11,7 @@
 #include "libcommon/quant/half.h"
 #include "tests/ptx/tensor_map.h"
 
-enum { TILE_ROW = 128, PATTERN = 1024, COLUMNS = 128 };
+enum { TILE_ROW = 128, PATTERN = 1024 };
 
 struct mbarrier { size_t at; bool shown; unsigned owner; int count, pending; long bytes; unsigned n_phases; };
 struct tile_copy { tensor_map m; size_t to; int x, y; size_t barrier; };
@@ -247,16 +247,18 @@ static void run_wgmma_wait(warp &w, const op &o, uint32_t on)
             i++;
 }
 
-/* more: d[64], a[4], the descriptor of b, the predicate: add */
+/* more: d[columns / 2], a[4], the descriptor of b, the predicate: add */
 static void run_wgmma(warp &w, const op &o, uint32_t on)
 {
     if (!gather(w, ~0u, on))
         return;
     warp_state &s = warps[w.index];
-    const uint64_t b = lane_of<uint64_t>(w.file, o.more[68], 0);
-    const uint32_t add = w.predicate[o.more[69]];
+    const size_t registers = o.more.size() - 6;
+    const int columns = (int)registers * 2;
+    const uint64_t b = lane_of<uint64_t>(w.file, o.more[registers + 4], 0);
+    const uint32_t add = w.predicate[o.more[registers + 5]];
     for (int i = 1; i < LANES; i++)
-        if (lane_of<uint64_t>(w.file, o.more[68], i) != b || (add >> i & 1) != (add & 1))
+        if (lane_of<uint64_t>(w.file, o.more[registers + 4], i) != b || (add >> i & 1) != (add & 1))
             fail_at(i, "operands of wgmma that differ within the warp");
     if (on != ~0u)
         fail_at(0, "wgmma by less than a warp");
@@ -266,7 +268,7 @@ static void run_wgmma(warp &w, const op &o, uint32_t on)
     if (b >> 62 != 1 || stride != PATTERN || (b >> 49 & 7))
         fail_at(0, "the descriptor %#llx: expected the swizzle of 128 bytes, eights of rows 1024 bytes apart",
                 (unsigned long long)b);
-    const size_t first = start / PATTERN * PATTERN, end = first + COLUMNS / 8 * PATTERN;
+    const size_t first = start / PATTERN * PATTERN, end = first + (size_t)columns / 8 * PATTERN;
     if (end > vm.shared_size || start % 32 || start - first > 96)
         fail_at(0, "B at %zu of %zu bytes of shared memory", start, vm.shared_size);
     const brought *from = nullptr;
@@ -280,12 +282,12 @@ static void run_wgmma(warp &w, const op &o, uint32_t on)
     float a[16][16], column[16];
     for (int i = 0; i < LANES; i++)
         for (int n = 0; n < 4; n++) {
-            const uint32_t u = lane_of<uint32_t>(w.file, o.more[(size_t)(64 + n)], i);
+            const uint32_t u = lane_of<uint32_t>(w.file, o.more[registers + (size_t)n], i);
             const int row = i / 4 + n % 2 * 8, k = i % 4 * 2 + n / 2 * 8;
             a[row][k] = f16_to_f32((f16)u);
             a[row][k + 1] = f16_to_f32((f16)(u >> 16));
         }
-    for (int n = 0; n < COLUMNS; n++) {
+    for (int n = 0; n < columns; n++) {
         for (int half = 0; half < 2; half++) {
             const size_t at = swizzled(start + (size_t)(n / 8) * stride + (size_t)(n % 8 * TILE_ROW + half * 16));
             uint16_t v[8];
@@ -365,8 +367,10 @@ bool decode_hopper(assembler &as, const statement &s, op &o)
     else if (s.word[1] == "wait_group") {
         o.imm = (int64_t)s.o[0].value;
         o.run = run_wgmma_wait;
-    } else if (s.full == "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16") {
-        if (s.o.size() != 7 || s.o[0].v.size() != 64 || s.o[1].v.size() != 4 || s.o[4].value != 1 ||
+    } else if (s.full == "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" ||
+               s.full == "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16") {
+        const size_t registers = s.has("m64n128k16") ? 64 : 32;
+        if (s.o.size() != 7 || s.o[0].v.size() != registers || s.o[1].v.size() != 4 || s.o[4].value != 1 ||
             s.o[5].value != 1 || s.o[6].value != 0)
             return false;
         for (const operand &x : s.o[0].v)

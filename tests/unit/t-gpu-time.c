@@ -81,13 +81,12 @@ static void same_steps(const struct model *m, int wgmma)
     const struct timed_step steps[] = { { 1, 5, 0, wgmma }, { 1, 300, 0, wgmma }, { 3, 40, 0, wgmma },
                                         { 16, 7, 0, wgmma },
                                         { 17, 7, 0, wgmma }, { 1, 20, 20, wgmma }, { 1, 140, 140, wgmma },
-                                        { 1, 60, 17, wgmma } };
+                                        { 1, 60, 17, wgmma }, { 1, 60, 40, wgmma } };
     void *b = backend_gpu.open(m, &o, &why);
     if (!b)
         fail_msg("%s", why.msg);
     for (size_t i = 0; i < sizeof steps / sizeof *steps; i++)
-        if (!wgmma || steps[i].n_tokens > 128)
-            same_launches(m, b, &steps[i]);
+        same_launches(m, b, &steps[i]);
     backend_gpu.close(b);
 }
 
