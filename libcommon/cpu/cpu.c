@@ -133,7 +133,8 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
         (experts && reserve_experts(&b->core, m, n_layers, e) < 0) || reserve_aux(b, e) < 0 ||
         (whole && core_prefetch(&b->core, m, e) < 0) || kv_open(b, e) < 0 ||
         (o->window && attn_open_stream(&b->core, o->window, o->sinks, e) < 0) ||
-        (o->pages && pages_open(&b->core, o->pages, (int64_t)o->n_blocks * KV_BLOCK, e) < 0) ||
+        (o->pages && pages_open(&b->core, o->pages, MERGES * pool_size(b->pool), (int64_t)o->n_blocks * KV_BLOCK,
+                                e) < 0) ||
         (o->pattern.unit && pattern_open(&b->core, &o->pattern, o->n_blocks, e) < 0))
         goto fail;
     core_set_bias(&b->core, m->distance_bias);
@@ -231,7 +232,7 @@ static size_t kv_offset(const struct cpu *b, int layer, int in_tail)
     return at;
 }
 
-/* Returns the offset of the page bounds (cpu_pages.c) that this layer reads.  The bounds of all
+/* Returns the offset of the summaries of pages (cpu_pages.c) that this layer reads.  Those of all
  * layers are at the end of a KV block. */
 static size_t pages_offset(const struct cpu *b, int layer)
 {

@@ -20,16 +20,18 @@
 
 /* A job over consecutive runs of queries.  The first row of q and att is token token0 of the step.
  * latent: 1 if keys are rotated and stored already.  types: of the layer's keys and values; tail: 1
- * if they are stored as f16 as well. */
+ * if they are stored as f16 as well.  page_ranges: the most ranges of a run whose pages are scored
+ * in jobs; 0: there is none. */
 struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent,
                   group; struct query_run *runs; int n_runs, token0, head_dim, groups;
-                  struct kv_types types; int tail; size_t k_bytes, v_bytes; };
+                  struct kv_types types; int tail; size_t k_bytes, v_bytes;
+                  int page_ranges; };
 /* Whether queries of the layer see all keys before them, if the options do not limit them. */
 static int sees_all(const struct attn_job *j)
 {
     return !j->latent && !j->s->in_windows && !config_layer_window(j->k->c, j->index, 0);
 }
-/* Whether the layer has bounds of pages. */
+/* Whether the layer has summaries of pages. */
 static int has_pages(const struct attn_job *j) { return j->k->pages && sees_all(j); }
 static int has_pattern(const struct attn_job *j) { return j->k->pattern.unit && sees_all(j); }
 
@@ -195,8 +197,8 @@ static struct page_place page_of(const struct attn_job *j, int head, uint8_t *bl
                                 .offset = j->s->pages_at, .at = block ? block + j->s->pages_at : NULL };
 }
 
-/* Compute the page bounds of a complete KV block of an item. */
-static void bound_page(const struct attn_job *j, const struct batch_item *it, int head, int block)
+/* Compute the summary of a page, a complete KV block of an item. */
+static void summarize_page(const struct attn_job *j, const struct batch_item *it, int head, int block)
 {
     const struct core *k = j->k;
     uint8_t *at = k->kv + (size_t)it->table[block] * k->kv_stride;
@@ -207,7 +209,7 @@ static void bound_page(const struct attn_job *j, const struct batch_item *it, in
     /* take the keys from the tail, which has them as f16 */
     if (j->tail)
         keys = k->window_kv + (size_t)it->window_table[block] * k->window_stride + tail_offset(j, head);
-    pages_bound(&place, keys, scales, j->tail ? KV_F16 : j->types.key, is_rotated(j, j->types.key));
+    pages_summarize(&place, keys, scales, j->tail ? KV_F16 : j->types.key, is_rotated(j, j->types.key));
 }
 
 /* Returns 1 if one job stores all heads of a token, because they share a scale. */
@@ -274,7 +276,7 @@ static void store(const struct attn_job *j, int item, int head, int first, int n
             k->k->kv_store_value(KV_F16, tail + tail_bytes(j), pos % KV_BLOCK, value, j->head_dim);
         }
         if (pos % KV_BLOCK == KV_BLOCK - 1 && has_pages(j))
-            bound_page(j, it, head, pos / KV_BLOCK);
+            summarize_page(j, it, head, pos / KV_BLOCK);
     }
 }
 
@@ -475,23 +477,44 @@ static int chooses(const struct attn_job *j, const struct query_run *ch)
     return has_pages(j) && pages_apply(j->k, it, it->pos + ch->first);
 }
 
-/* Compute attention for a run in which each token chooses its own pages.  q: the queries of the
- * run. */
-static void attend_pages(const struct attn_job *j, const struct query_run *ch, int head, const struct attn *a,
-                         float *q, int thread)
+/* Copy the queries of a run and KV head from q and prepare them: to [n][group][head_dim]. */
+static void copy_queries(const struct attn_job *j, const struct query_run *ch, int head, const float *q,
+                         size_t token_stride, float *to)
+{
+    const size_t row = (size_t)j->group * (size_t)j->head_dim;
+    for (int t = 0; t < ch->n; t++)
+        memcpy(to + (size_t)t * row, q + (size_t)t * token_stride, row * sizeof *to);
+    prepare_queries(j, ch, head, to, row, 0);
+}
+
+/* Score a range of the pages of a run that chooses in jobs. */
+static void score_pages(void *arg, int i, int thread)
+{
+    const struct attn_job *j = arg;
+    struct core *k = j->k;
+    const int range = i % j->page_ranges, head = i / j->page_ranges % j->groups;
+    const struct query_run *ch = &j->runs[i / j->page_ranges / j->groups];
+    const struct batch_item *it = &j->s->items[ch->item];
+    const int pos = it->pos + ch->first;
+    if (ch->choice < 0 || range >= pages_ranges(pos))
+        return;
+    const size_t hd = (size_t)j->head_dim, row = (size_t)k->c->n_heads * hd;
+    const struct page_place place = page_of(j, head, NULL);
+    const struct attn a = { .q = k->rotated[thread], .q_head_stride = hd, .n_q_heads = j->group,
+                            .head_dim = j->head_dim, .pos = pos };
+    copy_queries(j, ch, head, k->q + (size_t)(j->s->offset[ch->item] + ch->first) * row +
+                              (size_t)(head * j->group) * hd, row, k->rotated[thread]);
+    pages_score(k, &place, it, &a, is_rotated(j, j->types.key), range, ch->choice + head, thread);
+}
+
+/* Let *a, with prepared queries, attend to pages that this thread chooses. */
+static void choose_pages(const struct attn_job *j, const struct query_run *ch, int head, struct attn *a, int thread)
 {
     const struct page_place place = page_of(j, head, NULL);
-    prepare_queries(j, ch, head, q, a->q_token_stride, 0);
-    for (int t = 0; t < ch->n; t++) {
-        struct attn one = *a;
-        one.q += (size_t)t * a->q_token_stride;
-        one.out += (size_t)t * a->out_token_stride;
-        one.pos += t;
-        one.n_tokens = 1;
-        pages_choose(j->k, &place, &j->s->items[ch->item], j->group, is_rotated(j, j->types.key), &one, thread);
-        j->k->k->attention(&one, j->k->scratch[thread]);
-    }
-    rotate_outputs(j, a);
+    pages_begin(j->k, thread, a->pos);
+    for (int i = 0; i < pages_ranges(a->pos); i++)
+        pages_score(j->k, &place, &j->s->items[ch->item], a, is_rotated(j, j->types.key), i, thread, thread);
+    pages_use(j->k, thread, a);
 }
 
 static void attend_part(void *arg, int i, int thread)
@@ -537,23 +560,21 @@ static void attend_part(void *arg, int i, int thread)
         attend_beyond(j, ch, head, part, &a, k->q + at, thread);
         return;
     }
-    if (chooses(j, ch)) {
-        attend_pages(j, ch, head, &a, k->q + at, thread);
-        return;
-    }
     if (has_pattern(j))
         pattern_attend(k, it, &a, thread);
+    if (ch->choice >= 0)
+        pages_use(k, ch->choice + head, &a);
     if (ch->n_parts == 1) {
         prepare_queries(j, ch, head, k->q + at, row, 0);
+        if (ch->choice < 0 && chooses(j, ch))
+            choose_pages(j, ch, head, &a, thread);
         k->k->attention(&a, k->scratch[thread]);
         rotate_outputs(j, &a);
         return;
     }
     float *q = k->rotated[thread];
     const size_t size = (size_t)(ch->n * group) * attn_partial(j->head_dim);
-    for (int t = 0; t < ch->n; t++)
-        memcpy(q + (size_t)t * (size_t)group * hd, a.q + (size_t)t * row, (size_t)group * hd * sizeof *q);
-    prepare_queries(j, ch, head, q, (size_t)group * hd, 0);
+    copy_queries(j, ch, head, a.q, row, q);
     float *partial = k->partial + ch->partial + (size_t)head * (size_t)ch->n_parts * size;
     a.q = q;
     a.q_token_stride = (size_t)group * hd;
@@ -568,8 +589,9 @@ static void attend_part(void *arg, int i, int thread)
     }
 }
 
-/* Decide which runs are cut into parts; returns the number of jobs. */
-static int plan_jobs(const struct attn_job *j)
+/* Decide which runs are cut into parts, and which choose their pages in jobs; returns the number of
+ * jobs. */
+static int plan_jobs(struct attn_job *j)
 {
     struct core *k = j->k;
     const struct step *s = j->s;
@@ -578,19 +600,29 @@ static int plan_jobs(const struct attn_job *j)
     const int window = window_of(k, index), span = streams(k, index) ? 0 : c->chunk[index], groups = j->groups;
     const int group = c->n_heads / groups, n_threads = pool_size(k->pool), few = n_threads > 1 &&
         j->n_runs * groups < MERGES * n_threads && !c->both_ways;
-    int n_jobs = 0, n_merges = 0;
+    int n_jobs = 0, n_merges = 0, n_choices = 0;
     size_t used = 0;
+    j->page_ranges = 0;
     for (struct query_run *ch = j->runs; ch < j->runs + j->n_runs; ch++) {
-        const int pos = s->items[ch->item].pos + ch->first, first = span ? pos / span * span : window &&
-            pos - window + 1 > 0 ? pos - window + 1 : 0, last = pos + ch->n - 1;
+        const int at = s->items[ch->item].pos + ch->first, in_pages = chooses(j, ch),
+                  pos = in_pages ? pages_length(k, at) - 1 : at,
+                  first = span ? pos / span * span : window && pos - window + 1 > 0 ? pos - window + 1 : 0,
+                  last = pos + ch->n - 1;
         const int n_parts = last / ATTN_PART - first / ATTN_PART + 1, rows = ch->n * group;
         /* one result for each part, and one for the sinks */
         const size_t need = (size_t)((n_parts + beyond(j, pos)) * groups) * (size_t)rows * attn_partial(j->head_dim);
         ch->job = n_jobs;
         ch->n_parts = 1;
+        ch->choice = -1;
+        if (few && in_pages && k->n_partial && rows <= SPLIT_ROWS) {
+            ch->choice = n_choices;
+            for (int h = 0; h < groups; h++)
+                pages_begin(k, n_choices++, at);
+            j->page_ranges = pages_ranges(at) > j->page_ranges ? pages_ranges(at) : j->page_ranges;
+        }
         /* A run whose tokens lie in two parts is not split: one job would store the new tokens at
          * the start of a part while another job reads them. */
-        if (few && n_parts > 1 && !chooses(j, ch) && !has_pattern(j) && rows <= SPLIT_ROWS &&
+        if (few && n_parts > 1 && in_pages == (ch->choice >= 0) && !has_pattern(j) && rows <= SPLIT_ROWS &&
             pos / ATTN_PART == last / ATTN_PART && used + need <= k->n_partial) {
             ch->n_parts = n_parts;
             ch->part = first / ATTN_PART;
@@ -683,7 +715,10 @@ void attn_run(struct core *k, const struct step *s, const struct layer *l, int i
     const int together = stores_heads_together(&j);
     if ((!s->one_run_each || together) && !config_shares_kv(k->c, index))
         pool_run(k->pool, s->n_runs * (together ? 1 : groups), store_part, &j);
-    pool_run(k->pool, plan_jobs(&j), attend_part, &j);
+    const int n_jobs = plan_jobs(&j);
+    if (j.page_ranges)
+        pool_run(k->pool, s->n_runs * groups * j.page_ranges, score_pages, &j);
+    pool_run(k->pool, n_jobs, attend_part, &j);
     /* in ascending order, because rows move to the front */
     for (int t = 0; t < s->n_tokens && vd < head_dim; t++)
         narrow_row(&j, t, 0);
@@ -774,8 +809,8 @@ static int add_runs(struct core *k, struct step *s, int item, int first, int n, 
 }
 
 /* Divide all tokens of an item into runs.  For all tokens of a run, the tail and the newest tokens
- * outside of pages begin at the same position, they are in one unit of a pattern, and either all of
- * them choose pages or none does.
+ * outside of pages begin at the same position, they are in one unit of a pattern, and none of them
+ * chooses pages; a token that does is a run of its own.
  * Returns the number of runs. */
 static int add_tail_runs(struct core *k, struct step *s, int item, int most)
 {
@@ -786,7 +821,7 @@ static int add_tail_runs(struct core *k, struct step *s, int item, int most)
         first = first > 0 ? first : 0;
         if (it->exact_until - it->pos > first && it->exact_until - it->pos < end)
             first = it->exact_until - it->pos;
-        n_runs += add_runs(k, s, item, first, end - first, most);
+        n_runs += add_runs(k, s, item, first, end - first, pages_apply(k, it, it->pos + first) ? 1 : most);
     }
     return n_runs;
 }

@@ -35,6 +35,8 @@ struct query_run {
     /* if n_parts > 1, each of the parts part .. part + n_parts - 1 (kernels.h) is a job */
     int part, n_parts;
     int job, merge;                         /* index of its first job; of its first merge */
+    /* its first KV head's choice of pages (cpu_pages.h), if jobs share the choices; or -1 */
+    int choice;
     size_t partial;                         /* offset in core.partial */
 };
 
@@ -131,10 +133,11 @@ struct core {
     /* 1: keys and values are stored as f16 as well, and in layers with a window only as f16
      * (kvtype.h) */
     int tail;
-    /* Pages that layers without a window attend to, see cpu_pages.c; 0: to all.  page_work: an
-     * element for each thread; page_memory: the buffers in them. */
+    /* Pages that layers without a window attend to, see cpu_pages.c; 0: to all.  page_queries: an
+     * element for each thread; page_memory: the buffers of both. */
     int pages;
-    struct page_choice *page_work;
+    struct page_choice *page_choices;
+    struct page_queries *page_queries;
     uint8_t *page_memory;
     /* The pattern by which layers without a window attend, see cpu_pattern.c; unit 0: none.
      * pattern_work: an element for each thread; pattern_memory: the buffers in them. */
@@ -215,7 +218,7 @@ struct step {
     size_t kv_at;
     int in_windows;                         /* the layer uses window blocks */
     size_t tail_at;                         /* offset of this layer's keys and values in a block of the tail */
-    size_t pages_at;                        /* offset of this layer's bounds of pages in a KV block */
+    size_t pages_at;                        /* offset of this layer's summaries of pages in a KV block */
     size_t state_at;                        /* offset of this layer in a sequence's state, in floats */
 };
 

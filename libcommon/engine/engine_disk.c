@@ -17,7 +17,7 @@
 
 /* Incremented when the bytes of a block, or the results that are stored in them, change but the
  * names of its types do not. */
-enum { BLOCK_FORMAT = 8 };
+enum { BLOCK_FORMAT = 9 };
 
 /* Bytes of a window block. */
 static size_t window_bytes(const struct engine *g)

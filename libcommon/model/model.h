@@ -591,9 +591,9 @@ int config_streams(const struct config *c, int layer, int most);
 /* The reason why `most` cannot be set; NULL: it can. */
 const char *config_stream_problem(const struct config *c);
 /* Attention to pages (backend_options.pages), in layers without a window.  Bytes of a page's
- * bounds: config_page_row() for one KV head, config_layer_page_bytes() for all heads of a layer (0:
- * it has none), config_page_bytes() for all layers.  config_pages_problem() returns the reason why
- * the model cannot attend to pages, or NULL. */
+ * summary: config_page_row() for one KV head, config_layer_page_bytes() for all heads of a layer
+ * (0: it has none), config_page_bytes() for all layers.  config_pages_problem() returns the reason
+ * why the model cannot attend to pages, or NULL. */
 size_t config_page_row(int head_dim);
 size_t config_layer_page_bytes(const struct config *c, int layer);
 size_t config_page_bytes(const struct config *c);

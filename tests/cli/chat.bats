@@ -400,6 +400,17 @@ E
   [ "$(ask -p hello -n 30 --ids)" = "$(zse-chat "$MODEL" -p hello -n 30 --ids --temp 1 --top-k 1)" ]
 }
 
+@test "--attention pages: threads that share the choice and the chosen pages change no token" {
+  of() { head -c 3400 HACKING.md | zse-chat "$MODEL" --raw --temp 1 --seed 1 --ignore-eos --ids -n 40 "$@"; }
+  for kv in f16 i4; do
+    alone=$(of --kv $kv --attention pages:36 --threads 1)
+    [ "$(of --kv $kv --threads 1)" != "$alone" ]
+    for n in 2 5; do
+      [ "$(of --kv $kv --attention pages:36 --threads $n)" = "$alone" ] || { echo "$kv, $n threads"; return 1; }
+    done
+  done
+}
+
 @test "--batch prints one line per prompt, in order, also as JSON" {
   printf 'What is 2+2?\nWhat is the capital of France?' >"$BATS_TEST_TMPDIR/prompts"
   [ "$(ask --batch "$BATS_TEST_TMPDIR/prompts")" = $'2 + 2 = 4\nThe capital of France is Paris.' ]

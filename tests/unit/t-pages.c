@@ -20,25 +20,38 @@ static void draw(struct rng *r, float *x)
         x[d] = (float)(rng_u64(r) % 2001) / 1000 - 1;
 }
 
-static void check_type(enum kv_type type, int rotated)
+static void choose(const struct core *k, const struct page_place *p, const struct batch_item *it, int rotated,
+                   struct attn *a)
+{
+    pages_begin(k, 0, a->pos);
+    for (int i = pages_ranges(a->pos); i-- > 0; )
+        pages_score(k, p, it, a, rotated, i, 0, 0);
+    pages_use(k, 0, a);
+}
+
+/* weak: -1, or the one head that the planted key is for, whose products are small beside those of
+ * the other heads. */
+static void check_type(enum kv_type type, int rotated, int weak)
 {
     static int32_t table[N_BLOCKS];
     static float q[GROUP * DIM];
     struct err e;
     struct rng r = { 11 };
-    struct config c = { .head_dim = DIM };
+    struct config c = { .head_dim = DIM, .n_heads = GROUP * HEADS, .n_kv_heads = HEADS, .n_layers = 1 };
     const size_t keys = kv_block_bytes(type, DIM), row = config_page_row(DIM),
-                 bounds = (HEADS * (row + sizeof(float)) + 63) / 64 * 64;
-    /* after the bounds, scales that the heads share */
-    const size_t shared = HEADS * keys + bounds;
+                 summaries = (HEADS * (row + sizeof(float)) + 63) / 64 * 64;
+    /* after the summaries, scales that the heads share */
+    const size_t shared = HEADS * keys + summaries;
     struct core k = { .c = &c, .k = &kernels_ref, .kv_stride = shared + kv_shared_bytes(type),
                       .pool = pool_open(1, &e) };
     assert_non_null(k.pool);
-    assert_int_equal(pages_open(&k, PAGES, POS + 1, &e), 0);
+    assert_int_equal(pages_open(&k, PAGES, 1, POS + 1, &e), 0);
     k.kv = aligned_alloc(64, N_BLOCKS * k.kv_stride);
     memset(k.kv, 0, N_BLOCKS * k.kv_stride);
     for (int i = 0; i < GROUP; i++)
         draw(&r, q + i * DIM);
+    for (int d = 0; d < DIM && weak >= 0; d++)
+        q[weak * DIM + d] *= 0.1f;
     for (int b = 0; b < N_BLOCKS; b++)
         table[b] = (b * 7 + 3) % N_BLOCKS;
     for (int planted = 4; planted < N_BLOCKS - 12; planted += 5) {
@@ -49,7 +62,7 @@ static void check_type(enum kv_type type, int rotated)
                     float x[DIM];
                     draw(&r, x);
                     for (int d = 0; d < DIM && b == planted && slot == 9; d++)
-                        x[d] = 3 * (q[d] + q[DIM + d] + q[2 * DIM + d]);
+                        x[d] = weak >= 0 ? 30 * q[weak * DIM + d] : 3 * (q[d] + q[DIM + d] + q[2 * DIM + d]);
                     if (rotated)
                         hadamard_rotate(x, DIM);
                     float *scale = (float *)(void *)(block + shared) + slot;
@@ -60,7 +73,7 @@ static void check_type(enum kv_type type, int rotated)
                         kernels_ref.kv_store_key(type, block + (size_t)head * keys, slot, x, DIM);
                 }
                 const struct page_place p = { head, HEADS, DIM, HEADS * keys, block + HEADS * keys };
-                pages_bound(&p, block + (size_t)head * keys, type == KV_T2 ? shared - (size_t)head * keys
+                pages_summarize(&p, block + (size_t)head * keys, type == KV_T2 ? shared - (size_t)head * keys
                                                                            : kv_codes_bytes(type, DIM), type, rotated);
             }
         float rows[GROUP * DIM];
@@ -68,12 +81,12 @@ static void check_type(enum kv_type type, int rotated)
         for (int i = 0; i < GROUP && rotated; i++)
             hadamard_rotate(rows + i * DIM, DIM);
         const struct batch_item it = { .table = table };
-        struct attn a = { .q = rows, .q_head_stride = DIM, .pos = POS };
+        const struct attn a = { .q = rows, .q_head_stride = DIM, .n_q_heads = GROUP, .head_dim = DIM, .pos = POS };
         assert_true(pages_apply(&k, &it, POS));
         for (int head = 0; head < HEADS; head++) {
             const struct page_place p = { head, HEADS, DIM, HEADS * keys, NULL };
             struct attn one = a;
-            pages_choose(&k, &p, &it, GROUP, rotated, &one, 0);
+            choose(&k, &p, &it, rotated, &one);
             const int newest = kv_tail_from(POS) / KV_BLOCK, n = (one.pos + 1) / KV_BLOCK;
             int found = 0;
             assert_int_equal(n, 4 + PAGES + N_BLOCKS - newest);
@@ -95,13 +108,21 @@ static void check_type(enum kv_type type, int rotated)
 static void the_planted_page_is_chosen(void **state)
 {
     (void)state;
-    check_type(KV_F32, 0);
-    check_type(KV_F16, 0);
-    check_type(KV_BF16, 0);
-    check_type(KV_F8, 0);
-    check_type(KV_I8, 1);
-    check_type(KV_I4, 1);
-    check_type(KV_T2, 1);
+    check_type(KV_F32, 0, -1);
+    check_type(KV_F16, 0, -1);
+    check_type(KV_BF16, 0, -1);
+    check_type(KV_F8, 0, -1);
+    check_type(KV_I8, 1, -1);
+    check_type(KV_I4, 1, -1);
+    check_type(KV_T2, 1, -1);
+}
+
+/* Heads have scores of different sizes, and each of them has a say. */
+static void the_best_page_of_each_head_is_chosen(void **state)
+{
+    (void)state;
+    for (int head = 0; head < GROUP; head++)
+        check_type(KV_F32, 0, head);
 }
 
 /* Pages are chosen only if there are more of them than a query may attend to, and not by tokens
@@ -122,6 +143,7 @@ static void short_contexts_choose_no_pages(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(the_planted_page_is_chosen),
+                                        cmocka_unit_test(the_best_page_of_each_head_is_chosen),
                                         cmocka_unit_test(short_contexts_choose_no_pages) };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
