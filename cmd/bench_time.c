@@ -107,7 +107,7 @@ static int predict(struct predicted_step *s, const struct model *m, const struct
     const int rc = timed_launches(m, g, step, &all, e);
     for (int i = 0; rc == 0 && i < all.n; i++) {
         const struct timed_launch *l = &all.launch[i];
-        const struct timed_cost c = timed_launch_cost(g, l);
+        const struct timed_cost c = timed_launch_cost(g, i ? l - 1 : NULL, l);
         const enum timed_part part = strcmp(l->what, "head") == 0 ? TIMED_OTHER : l->part;
         add_launch(s, l, &c);
         s->bytes += l->bytes;

@@ -8,16 +8,35 @@ enum { SCHEDULERS = 4, REGISTERS = 65536, MOST_BLOCKS = 32, OWN_SHARED = 1024 /*
         * guide, throughput of arithmetic instructions) */
        SHARED_BYTES = 128, EXPS = 16 };
 
+/* The part of a multiprocessor that a block occupies. */
+struct room { int threads, registers, blocks; size_t shared; };
+
+static struct room room_of(const struct timed_launch *l)
+{
+    return (struct room){ .threads = l->threads, .registers = (l->registers + 7) / 8 * 8 * l->threads, .blocks = 1,
+                          .shared = l->shared + OWN_SHARED };
+}
+
+/* The number of blocks of l that fit on a multiprocessor beside n blocks of another launch. */
+static int fit_beside(const struct timed_gpu *g, const struct timed_launch *l, struct room other, int n)
+{
+    const struct room r = room_of(l);
+    const size_t shared = other.shared * (size_t)n;
+    if (shared >= (size_t)g->shared_bytes)
+        return 0;
+    const int by_registers = r.registers ? (REGISTERS - n * other.registers) / r.registers : MOST_BLOCKS,
+              by_shared = (int)(((size_t)g->shared_bytes - shared) / r.shared);
+    int fit = (g->most_threads - n * other.threads) / r.threads;
+    fit = by_registers < fit ? by_registers : fit;
+    fit = by_shared < fit ? by_shared : fit;
+    fit = MOST_BLOCKS - n < fit ? MOST_BLOCKS - n : fit;
+    return fit > 0 ? fit : 0;
+}
+
 /* The number of blocks that fit on a multiprocessor at the same time. */
 static int resident(const struct timed_gpu *g, const struct timed_launch *l)
 {
-    const int registers = (l->registers + 7) / 8 * 8 * l->threads,
-              by_registers = registers ? REGISTERS / registers : MOST_BLOCKS,
-              by_shared = (int)((size_t)g->shared_bytes / (l->shared + OWN_SHARED));
-    int n = g->most_threads / l->threads;
-    n = by_registers < n ? by_registers : n;
-    n = by_shared < n ? by_shared : n;
-    n = n < MOST_BLOCKS ? n : MOST_BLOCKS;
+    const int n = fit_beside(g, l, (struct room){ 0 }, 0);
     return n > 1 ? n : 1;
 }
 
@@ -25,18 +44,23 @@ enum cause { LAUNCH, WAITS, MEMORY, L2, ISSUE, TENSOR, SHARED, EXP, LOADS, N_CAU
 static const char *const names[N_CAUSES] = { "launch", "waits", "memory", "L2", "issue", "tensor", "shared", "exp",
                                          "loads" };
 
+/* The progress of a launch before it may read the results of the launch before: bytes that have
+ * arrived, and the part of a load's latency that is over. */
+struct head_start { double bytes, seconds; };
+
 /* Add the seconds of a round of n blocks to sum[]; by: the cause that the main loop waits for. */
-static double add_round(const struct timed_gpu *g, const struct timed_launch *l, double n, double *sum)
+static double add_round(const struct timed_gpu *g, const struct timed_launch *l, double n, struct head_start h,
+                        double *sum)
 {
     const double share = n / l->active, on_one = ceil(n / g->n_sms), sm = on_one / n,
                  latency = l->turn_memory * g->memory_cycles + l->turn_l2 * g->l2_cycles,
                  turn = l->ahead ? fmax(latency, l->turn_cycles) : latency + l->turn_cycles;
     double s[N_CAUSES] = {
-        [MEMORY] = l->bytes * share / (g->memory * g->memory_share), [L2] = l->l2_bytes * share / g->l2,
+        [MEMORY] = (l->bytes * share - h.bytes) / (g->memory * g->memory_share), [L2] = l->l2_bytes * share / g->l2,
         [ISSUE] = l->issue * share * sm / (SCHEDULERS * g->clock * g->issue_share),
         [TENSOR] = l->done * share * sm * g->n_sms / (g->tensor * (l->wgmma ? g->wgmma_share : g->mma_share)),
         [SHARED] = l->shared_bytes * share * sm / (SHARED_BYTES * g->clock),
-        [EXP] = l->exps * share * sm / (EXPS * g->clock), [LOADS] = l->turns * turn / g->clock };
+        [EXP] = l->exps * share * sm / (EXPS * g->clock), [LOADS] = l->turns * turn / g->clock - h.seconds };
     enum cause most = MEMORY;
     for (enum cause c = L2; c < N_CAUSES; c++)
         most = s[c] > s[most] ? c : most;
@@ -46,26 +70,74 @@ static double add_round(const struct timed_gpu *g, const struct timed_launch *l,
 
 double timed_gap(const struct timed_gpu *g) { return g->dependent_s > 0 ? g->dependent_s : g->launch_s; }
 
-struct timed_cost timed_launch_cost(const struct timed_gpu *g, const struct timed_launch *l)
+static double wait_seconds(const struct timed_gpu *g, double memory, double l2, double cycles)
+{
+    return (memory * g->memory_cycles + l2 * g->l2_cycles + cycles) / g->clock;
+}
+static double alone_seconds(const struct timed_gpu *g, const struct timed_launch *l)
+{
+    return wait_seconds(g, l->alone_memory, l->alone_l2, l->alone_cycles);
+}
+
+/* Seconds of a launch that runs in one round in which memory has nothing to do, before its last
+ * block is alone. */
+static double idle_seconds(const struct timed_gpu *g, const struct timed_launch *l)
+{
+    double sum[N_CAUSES] = { 0 };
+    const double loop = add_round(g, l, l->active, (struct head_start){ 0 }, sum);
+    return wait_seconds(g, l->setup_memory, l->setup_l2, l->setup_cycles) + loop -
+           l->bytes / (g->memory * g->memory_share);
+}
+
+/* A dependent launch loads its first weights while the launch before still runs: beside its blocks,
+ * if there is room and its last round has begun, and with all of its own blocks while the last one
+ * of the launch before is alone and in the gap between both.  Only time in which memory would be
+ * idle counts. */
+static struct head_start head_start_of(const struct timed_gpu *g, const struct timed_launch *before,
+                                       const struct timed_launch *l)
+{
+    if (!before || !l->follows || g->dependent_s <= 0 || l->early <= 0)
+        return (struct head_start){ 0 };
+    const int fits = resident(g, before), on_one = (int)ceil((double)before->active / g->n_sms),
+              beside = on_one <= fits ? fit_beside(g, l, room_of(before), on_one) : 0;
+    const double rate = g->memory * g->memory_share, latency = g->memory_cycles / g->clock,
+                 at_once = fmin(l->active, (double)g->n_sms * resident(g, l)),
+                 late = timed_gap(g) + alone_seconds(g, before),
+                 idle = beside > 0 ? fmax(idle_seconds(g, before), 0) : 0,
+                 loop = fmin(fmin(at_once, (double)g->n_sms * beside) * l->early, fmax(idle - latency, 0) * rate),
+                 all = fmin(at_once * l->early, loop + fmax(late - (loop > 0 ? 0 : latency), 0) * rate);
+    return (struct head_start){ fmin(all, l->bytes * at_once / l->active), fmin(latency, late + idle) };
+}
+
+struct timed_cost timed_launch_cost(const struct timed_gpu *g, const struct timed_launch *before,
+                                    const struct timed_launch *l)
 {
     const double at_once = (double)g->n_sms * resident(g, l), full = floor(l->active / at_once),
                  rest = l->active - full * at_once, rounds = full + (rest > 0);
-    const double setup = (l->setup_memory * g->memory_cycles + l->setup_l2 * g->l2_cycles + l->setup_cycles) / g->clock;
+    const struct head_start h = head_start_of(g, before, l);
+    struct head_start first = h;
+    const double setup = wait_seconds(g, l->setup_memory, l->setup_l2, l->setup_cycles),
+                 /* instead of first weights a block then waits for its first activations */
+                 saved = fmin(h.seconds, fmax(g->memory_cycles - g->l2_cycles, 0) / g->clock);
     double sum[N_CAUSES] = { [LAUNCH] = l->follows ? timed_gap(g) : g->launch_s,
                              /* other blocks of the multiprocessor hide the waits of later rounds */
-                             [WAITS] = setup * (1 + (rounds > 1 ? rounds - 1 : 0) / resident(g, l)) };
+                             [WAITS] = setup * (1 + (rounds > 1 ? rounds - 1 : 0) / resident(g, l)) - saved +
+                                       alone_seconds(g, l) };
     struct timed_cost c = { .seconds = sum[LAUNCH] + sum[WAITS],
                             .roof_s = fmax(l->bytes / g->memory, l->flop / g->tensor) };
-    if (full > 0) {
+    for (double left = full; left > 0; ) {      /* the first round, then all others like it */
+        const double n = first.seconds > 0 ? 1 : left;
         double one[N_CAUSES] = { 0 };
-        add_round(g, l, at_once, one);
+        add_round(g, l, at_once, first, one);
         for (enum cause i = 0; i < N_CAUSES; i++) {
-            sum[i] += full * one[i];
-            c.seconds += full * one[i];
+            sum[i] += n * one[i];
+            c.seconds += n * one[i];
         }
+        first = (struct head_start){ 0 };
+        left -= n;
     }
     if (rest > 0)
-        c.seconds += add_round(g, l, rest, sum);
+        c.seconds += add_round(g, l, rest, first, sum);
     enum cause most = LAUNCH;
     for (enum cause i = WAITS; i < N_CAUSES; i++)
         most = sum[i] > sum[most] ? i : most;

@@ -4,8 +4,9 @@
  * A launch takes the time between two kernels of a graph, the waits before and after its main loop,
  * and the longest of seven times: bytes from memory, bytes from L2, instructions, products of the
  * tensor cores, cycles of shared memory, exponentials, and the dependent loads of the loop.  Blocks
- * run in rounds of as many as fit on the device.  The list of launches follows gpu/backend/layers.c
- * and step.c; tests/unit/t-gpu-time.c compares it with what the backend launches. */
+ * run in rounds of as many as fit on the device.  First weights that a dependent launch loads while
+ * memory would be idle take no time.  The list of launches follows gpu/backend/layers.c and step.c;
+ * tests/unit/t-gpu-time.c compares it with what the backend launches. */
 #ifndef ZSE_GPU_TIME_LAUNCH_TIME_H
 #define ZSE_GPU_TIME_LAUNCH_TIME_H
 
@@ -66,6 +67,10 @@ struct timed_launch {
      * loop, waits and own cycles of a turn; ahead: a turn's loads start one turn earlier */
     double setup_memory, setup_l2, setup_cycles, turns, turn_memory, turn_l2, turn_cycles;
     int ahead;
+    /* waits of the block that ends last, after all others have ended */
+    double alone_memory, alone_l2, alone_cycles;
+    /* bytes from memory that a block loads before it waits for the launch before */
+    double early;
 };
 
 struct timed_launches {
@@ -87,7 +92,10 @@ void timed_launches_release(struct timed_launches *l);
 /* Seconds by cause; `limit` names the largest: "launch", "waits", "memory", "L2", "issue",
  * "tensor", "shared", "exp" or "loads". */
 struct timed_cost { double seconds, roof_s; const char *limit; };
-struct timed_cost timed_launch_cost(const struct timed_gpu *g, const struct timed_launch *l);
+/* before: the launch before l in the same step, during which a dependent launch loads its first
+ * weights; NULL: none.  The launch itself may then take less than its roof, but a step does not. */
+struct timed_cost timed_launch_cost(const struct timed_gpu *g, const struct timed_launch *before,
+                                    const struct timed_launch *l);
 /* The time from the end of a kernel of a step to the start of the next. */
 double timed_gap(const struct timed_gpu *g);
 

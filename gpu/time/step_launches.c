@@ -97,6 +97,8 @@ static void add_matvec(struct walk *w, const char *what, const struct mat *const
      * sums */
     l.setup_memory = 1;
     l.setup_l2 = 1;
+    l.early = fmin((double)n * (double)m[0]->tile_bytes,
+                   (double)warps * steps * n * (double)m[0]->tile_bytes / n_steps(m[0]));
     l.turns = ceil((double)n_steps(m[0]) / (warps * steps));
     l.turn_memory = 1;
     l.turn_l2 = 1;                      /* activations are loaded where they are multiplied */
@@ -325,9 +327,9 @@ static void norm_in_last(struct walk *w)
     struct timed_launch *t = &w->out->launch[w->out->n - 1];
     /* a fence, the count of blocks, and rows one after the other; the weights of the norm come from
      * memory while the first row comes from L2 */
-    t->setup_l2 += 2 + w->n - 1;
-    t->setup_memory++;
-    t->setup_cycles += w->n * SUM_CYCLES;
+    t->alone_l2 += 2 + w->n - 1;
+    t->alone_memory++;
+    t->alone_cycles += w->n * SUM_CYCLES;
     t->bytes += 4.0 * c->hidden_size;
     t->l2_bytes += 10.0 * w->n * c->hidden_size;
     w->out->bytes += 4.0 * c->hidden_size;

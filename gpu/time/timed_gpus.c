@@ -14,8 +14,7 @@
  * dependent_s   assumed: half of launch_s.  Between two empty kernels of a graph dependent launches
  *               save 0.96 us (measured by users at 1755 MHz, quoted without the GPU's name:
  *               github.com/pegainfer-project/pegainfer, 569), which would leave 0.34; other kernels
- *               may save less.  First weights that arrive during the gap are counted as if they
- *               did not
+ *               may save less
  * mma_share     Hopper: mma.sync takes 413 cycles for products of 256 at wgmma's rate (calculated,
  *               gpu/kernels/matmul.cu); the others: assumed
  * wgmma_share   8192 x 8192 x 8192 bf16 on random data by the vendor's library: 790 of 989

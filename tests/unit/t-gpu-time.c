@@ -150,8 +150,15 @@ static void test_roof(void **state)
         for (int n = 1; n <= 512; n *= 2) {
             struct timed_launches l;
             OK(timed_launches(m, g, &(struct timed_step){ n, 600, n > 64 ? n : 0, 1 }, &l, &why));
+            double seconds = 0, roof = 0;
             for (int k = 0; k < l.n; k++) {
-                const struct timed_cost c = timed_launch_cost(g, &l.launch[k]);
+                const struct timed_cost c = timed_launch_cost(g, NULL, &l.launch[k]),
+                                        d = timed_launch_cost(g, k ? &l.launch[k - 1] : NULL, &l.launch[k]);
+                seconds += d.seconds;
+                roof += c.roof_s;
+                if (!(seconds >= roof && d.seconds <= c.seconds && d.seconds >= timed_gap(g)))
+                    fail_msg("%s, %d tokens, to %s %s: %g s, roof %g s", g->key, n, l.launch[k].kernel,
+                             l.launch[k].what, seconds, roof);
                 if (!(c.seconds >= c.roof_s + (k ? timed_gap(g) : g->launch_s) && c.seconds < 1))
                     fail_msg("%s, %d tokens, %s %s: %g s, roof %g s", g->key, n, l.launch[k].kernel, l.launch[k].what,
                              c.seconds, c.roof_s);
@@ -170,40 +177,74 @@ static void test_cost(void **state)
                            .memory_share = 0.5, .l2 = 2e12, .memory_cycles = 500, .l2_cycles = 200,
                            .launch_s = 1e-6, .tensor = 1e14, .mma_share = 0.5, .issue_share = 0.5 };
     struct timed_launch l = { .blocks = 10, .active = 10, .threads = 1024, .bytes = 1e6, .issue = 20000 };
-    struct timed_cost c = timed_launch_cost(&g, &l);
+    struct timed_cost c = timed_launch_cost(&g, NULL, &l);
     assert_float_equal(c.seconds, 1e-6 + 2e-6, 1e-12);
     assert_float_equal(c.roof_s, 1e-6, 1e-12);
     assert_string_equal(c.limit, "memory");
     l.issue = 80000;                    /* 8000 on a multiprocessor, 2 a cycle */
-    c = timed_launch_cost(&g, &l);
+    c = timed_launch_cost(&g, NULL, &l);
     assert_float_equal(c.seconds, 1e-6 + 4e-6, 1e-12);
     assert_string_equal(c.limit, "issue");
     l.blocks = l.active = 11;           /* the last block needs a round of its own */
     l.issue = 88000;
-    assert_float_equal(timed_launch_cost(&g, &l).seconds, 1e-6 + 8e-6, 1e-12);
+    assert_float_equal(timed_launch_cost(&g, NULL, &l).seconds, 1e-6 + 8e-6, 1e-12);
     l.turns = 10;
     l.turn_memory = 2;                  /* 10 us in each of two rounds */
-    c = timed_launch_cost(&g, &l);
+    c = timed_launch_cost(&g, NULL, &l);
     assert_float_equal(c.seconds, 1e-6 + 20e-6, 1e-12);
     assert_string_equal(c.limit, "loads");
     l.threads = 512;                    /* two blocks at a time */
-    assert_float_equal(timed_launch_cost(&g, &l).seconds, 1e-6 + 10e-6, 1e-12);
+    assert_float_equal(timed_launch_cost(&g, NULL, &l).seconds, 1e-6 + 10e-6, 1e-12);
     l.setup_memory = 4;
-    assert_float_equal(timed_launch_cost(&g, &l).seconds, 1e-6 + 12e-6, 1e-12);
+    assert_float_equal(timed_launch_cost(&g, NULL, &l).seconds, 1e-6 + 12e-6, 1e-12);
     /* only what follows a launch can be its dependent, and only where the GPU can do it */
     l.follows = 1;
-    assert_float_equal(timed_launch_cost(&g, &l).seconds, 1e-6 + 12e-6, 1e-12);
+    assert_float_equal(timed_launch_cost(&g, NULL, &l).seconds, 1e-6 + 12e-6, 1e-12);
     g.dependent_s = 0.25e-6;
-    assert_float_equal(timed_launch_cost(&g, &l).seconds, 0.25e-6 + 12e-6, 1e-12);
+    assert_float_equal(timed_launch_cost(&g, NULL, &l).seconds, 0.25e-6 + 12e-6, 1e-12);
     l.follows = 0;
-    assert_float_equal(timed_launch_cost(&g, &l).seconds, 1e-6 + 12e-6, 1e-12);
+    assert_float_equal(timed_launch_cost(&g, NULL, &l).seconds, 1e-6 + 12e-6, 1e-12);
+}
+
+/* First weights of a dependent launch arrive while memory has nothing to do, and no earlier. */
+static void test_early(void **state)
+{
+    (void)state;
+    struct timed_gpu g = { .n_sms = 10, .most_threads = 1024, .shared_bytes = 65536, .clock = 1e9, .memory = 1e12,
+                           .memory_share = 0.5, .l2 = 2e12, .memory_cycles = 500, .l2_cycles = 200, .launch_s = 1e-6,
+                           .dependent_s = 0.75e-6, .tensor = 1e14, .mma_share = 0.5, .issue_share = 0.5 };
+    struct timed_launch before = { .blocks = 10, .active = 10, .threads = 1024, .bytes = 1e6 },
+                        l = { .blocks = 10, .active = 10, .threads = 512, .follows = 1, .bytes = 1e6, .setup_memory = 1,
+                              .early = 1e5 };
+    const double apart = 0.75e-6 + 0.5e-6 + 2e-6;
+    assert_float_equal(timed_launch_cost(&g, NULL, &l).seconds, apart, 1e-12);
+    /* no room beside the launch before: what arrives in the gap after the latency; activations
+     * come after the wait */
+    assert_float_equal(timed_launch_cost(&g, &before, &l).seconds, apart - 0.25e-6 - 0.3e-6, 1e-12);
+    before.alone_cycles = 1000;
+    assert_float_equal(timed_launch_cost(&g, &before, &l).seconds, apart - 1.25e-6 - 0.3e-6, 1e-12);
+    l.early = 5e4;                      /* no more than is loaded */
+    assert_float_equal(timed_launch_cost(&g, &before, &l).seconds, apart - 1e-6 - 0.3e-6, 1e-12);
+    before.alone_cycles = 0;
+    before.threads = 512;               /* room, but memory is busy */
+    assert_float_equal(timed_launch_cost(&g, &before, &l).seconds, apart - 0.25e-6 - 0.3e-6, 1e-12);
+    before.setup_cycles = 900;          /* 0.4 us after the latency, and the gap */
+    l.early = 1e5;
+    assert_float_equal(timed_launch_cost(&g, &before, &l).seconds, apart - 1.15e-6 - 0.3e-6, 1e-12);
+    before.blocks = before.active = 30; /* more than one round: the launch begins with the last */
+    assert_float_equal(timed_launch_cost(&g, &before, &l).seconds, apart - 0.25e-6 - 0.3e-6, 1e-12);
+    l.follows = 0;
+    assert_float_equal(timed_launch_cost(&g, &before, &l).seconds, apart + 0.25e-6, 1e-12);
+    l.follows = 1;
+    g.dependent_s = 0;                  /* a GPU without dependent launches */
+    assert_float_equal(timed_launch_cost(&g, &before, &l).seconds, apart + 0.25e-6, 1e-12);
 }
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(test_cost), cmocka_unit_test(test_roof),
-                                        cmocka_unit_test(test_dense), cmocka_unit_test(test_mixed_types),
-                                        cmocka_unit_test(test_experts) };
+    const struct CMUnitTest tests[] = { cmocka_unit_test(test_cost), cmocka_unit_test(test_early),
+                                        cmocka_unit_test(test_roof), cmocka_unit_test(test_dense),
+                                        cmocka_unit_test(test_mixed_types), cmocka_unit_test(test_experts) };
     if (!device_usable())
         return 0;
     if (!emulated_watch) {
