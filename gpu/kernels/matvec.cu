@@ -5,6 +5,9 @@
  *          in turn, 128 k for 4-bit codes.  The partial sums are added up in shared memory in the
  *          order of the warps, so a token's result depends only on its own activations.  They
  *          overwrite the codebook, so that no launch needs more than the 99 KB of sm_86 and sm_89
+ * parts    if few multiprocessors have more tiles than the others (160 tiles on 132), blocks take
+ *          parts of k (gpu_matvec_parts()); the block that ends last adds the parts of its tile in
+ *          the order of k.  How k is divided does not depend on the number of tokens
  * moves    the matrix once from HBM, 16 bytes a lane, up to 8 loads in flight a lane: 64 KB a
  *          block, 2 blocks an SM; the first are under way while the codebook is written.
  *          Activations from L2, once a block
@@ -34,7 +37,8 @@ constexpr int RESIDENT = few_steps<TYPE, TOKENS8, N>::UNITS && TOKENS8 * N == 1 
 
 /* NORM: the last block norms the output.  The call takes registers, so others do not have it. */
 template <int TYPE, int TOKENS8, int N, bool NORM>
-__global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void matvec_kernel(gpu_linear l)
+__global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void matvec_kernel(gpu_linear l, int n_tiles,
+                                                                                          int n_parts)
 {
     launch_dependents();
     typedef format<TYPE> f;
@@ -44,7 +48,8 @@ __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void mat
     /* [warp][N][8 * TOKENS8][PAD_ROWS]; holds the codebook until all codes are decoded */
     float *sums = reinterpret_cast<float *>(shared);
 
-    int which = 0, tile = blockIdx.x;
+    const int part = N == 1 ? blockIdx.x / (unsigned)n_tiles : 0, in_grid = blockIdx.x - part * n_tiles;
+    int which = 0, tile = in_grid;
     if (N == 1)
         while (tile >= l.w[which].n_tiles)
             tile -= l.w[which++].n_tiles;
@@ -63,8 +68,9 @@ __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void mat
 
     /* the first weights are under way while the codebook is written and the kernel before ends */
     steps s;
-    int first = warp * steps::STEPS;
-    const int end = few_end<TYPE, TOKENS8, N>(m);
+    const int n_units = (m.n_steps + UNIT_STEPS - 1) / UNIT_STEPS, last = N == 2 || part + 1 == n_parts;
+    int first = (N == 1 ? n_units * part / n_parts * UNIT_STEPS : 0) + warp * steps::STEPS;
+    const int end = last ? few_end<TYPE, TOKENS8, N>(m) : n_units * (part + 1) / n_parts * UNIT_STEPS;
     if (first < end)
         few_load_weights(s, data, m, first, g, t);
     const wide_table table = wide_fill<TYPE, WARPS<N> * 32>(shared);
@@ -83,20 +89,39 @@ __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void mat
         if (first < end)
             few_load(s, data, m, first, g, t, activations);
     }
-    few_rest<TYPE>(c, data, m, first, g, t, table, activations);
+    if (last)
+        few_rest<TYPE>(c, data, m, first, g, t, table, activations);
 
     if (f::table)
         __syncthreads();
     store_sums<TOKENS8, N>(sums + warp * N * 8 * TOKENS8 * PAD_ROWS, c, g, t);
     __syncthreads();
-    finish_few<N>(l, which, tile, WARPS<N> * 32, [&](int i, int token, int in_tile) {
+    const auto in_block = [&](int i, int token, int in_tile) {
         float y = 0;
         for (int w = 0; w < WARPS<N>; w++)
             y += sums[((w * N + i) * 8 * TOKENS8 + token) * PAD_ROWS + in_tile];
+        return y;
+    };
+    float *parts = nullptr;             /* [n_parts][n_tokens][32] */
+    if (N == 1 && n_parts > 1) {
+        const int size = l.n_tokens * 32;
+        parts = l.partial + (size_t)in_grid * n_parts * size;
+        for (int o = threadIdx.x; o < size; o += WARPS<N> * 32)
+            parts[part * size + o] = in_block(0, o / 32, o % 32);
+        if (!last_block(l.tickets + 1 + in_grid, n_parts, shared))
+            return;
+    }
+    finish_few<N>(l, which, tile, WARPS<N> * 32, [&](int i, int token, int in_tile) {
+        float y = 0;
+        if (N == 1 && n_parts > 1)
+            for (int z = 0; z < n_parts; z++)
+                y += load_shared_by_blocks(parts + (z * l.n_tokens + token) * 32 + in_tile);
+        else
+            y = in_block(i, token, in_tile);
         return y * (f::row_scale ? ACT_UNIT * float_of(load4(data[i] + 4 * in_tile)) : ACT_UNIT);
     });
     if constexpr (NORM)
-        if (last_block(l.tickets, gridDim.x, shared))
+        if (last_block(l.tickets, n_tiles, shared))
             norm_rows(l.norm, l.n_tokens, sums);
 }
 
@@ -108,8 +133,12 @@ static int run(struct gpu *g, const gpu_linear *l, struct err *e)
     int tiles = 0;
     for (int i = 0; i < (N == 2 ? 1 : l->n_mats); i++)
         tiles += l->w[i].n_tiles;
-    return launch(g, "matvec", matvec_kernel<TYPE, TOKENS8, N, NORM>, dim3((unsigned)tiles), WARPS<N> * 32, shared, e,
-                  *l);
+    const int parts = N == 1 && l->partial ? gpu_matvec_parts(tiles, l->w[0].n_steps, gpu_n_sms(g)) : 1;
+    const size_t room = sizeof(float) * 32 * (size_t)(tiles * parts * l->n_tokens);
+    if (parts > 1 && room > l->partial_bytes)
+        return err_set(e, ERR_LIMIT, "matvec: %zu bytes for sums of parts, expected %zu", l->partial_bytes, room);
+    return launch(g, "matvec", matvec_kernel<TYPE, TOKENS8, N, NORM>, dim3((unsigned)(tiles * parts)), WARPS<N> * 32,
+                  shared, e, *l, tiles, parts);
 }
 
 template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, struct err *e)

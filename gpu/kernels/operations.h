@@ -46,6 +46,31 @@ static inline int gpu_split_parts(int units, int n_steps)
  * GPU_SPLIT_TOKENS), and the number of counters. */
 #define GPU_SPLIT_BYTES(blocks, tokens) ((size_t)(blocks) * GPU_SPLIT_TILES * 32 * sizeof(float) * (tokens))
 enum { GPU_SPLIT_TICKETS = GPU_SPLIT_BLOCKS / 2 * (GPU_SPLIT_TOKENS / 64) };
+/* The number of parts into which gpu_matvec() divides k of all tiles of a launch, but not of pairs
+ * of gate and up: as many as let it end first, if blocks run in rounds of two for each
+ * multiprocessor.  A step takes the multiprocessor 3 units of time (issue slots of nl4 on 9.0), and
+ * memory 4 of a multiprocessor's share of it (H200); JOIN units add the parts.  A part is long
+ * enough for a turn of each of 16 warps. */
+static inline int gpu_matvec_parts(int n_tiles, int n_steps, int n_sms)
+{
+    enum { TURN = 64, JOIN = 100, MOST = 8 };
+    double least = 0;
+    int best = 1;
+    for (int n = 1; n == 1 || (n <= MOST && n * TURN <= n_steps && n_tiles < GPU_SPLIT_TICKETS); n++) {
+        const int steps = ((n_steps + 3) / 4 + n - 1) / n * 4;
+        double time = n > 1 ? JOIN : 0;
+        for (int left = n_tiles * n, round; left > 0; left -= round) {
+            round = left < 2 * n_sms ? left : 2 * n_sms;
+            const double busiest = 3.0 * steps * ((round + n_sms - 1) / n_sms), memory = 4.0 * steps * round / n_sms;
+            time += busiest > memory ? busiest : memory;
+        }
+        if (n == 1 || time < least) {
+            least = time;
+            best = n;
+        }
+    }
+    return best;
+}
 /* gpu_matmul with wgmma: the sums have the same order, so the bits are the same.  takes: 1 if the
  * device, the format and the number of tokens are supported. */
 int gpu_matmul_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e);

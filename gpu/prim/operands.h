@@ -73,8 +73,9 @@ struct gpu_linear {
     const float *code_scale;
     int n_tokens;
     int wgmma;                          /* gpu_matmul calls gpu_matmul_hopper if that supports it */
-    /* gpu_matmul_split: room for sums of parts of k (GPU_SPLIT_BYTES), and GPU_SPLIT_TICKETS
-     * counters, 0 before and after a launch */
+    /* gpu_matmul_split and gpu_matvec: room for sums of parts of k (GPU_SPLIT_BYTES), and
+     * GPU_SPLIT_TICKETS counters, 0 before and after a launch.  partial NULL: gpu_matvec does not
+     * divide k */
     float *partial; unsigned *tickets;
     size_t partial_bytes;               /* of partial */
     enum gpu_finish finish;

@@ -92,14 +92,16 @@ static void add_matvec(struct walk *w, const char *what, const struct mat *const
         l.done += 2.0 * m[i]->n_tiles * TILE_ROWS * m[i]->cols_padded * 8 * by8;
         l.issue += each * m[i]->n_tiles * n_steps(m[i]) * loads_of(m[i]);
     }
+    const int parts = pair ? 1 : gpu_matvec_parts((int)l.blocks, n_steps(m[0]), w->g->n_sms);
+    const double part_steps = (double)n_steps(m[0]) / parts;
     l.l2_bytes = l.bytes + (double)l.blocks * w->n * 2 * m[0]->cols_padded;
+    l.blocks *= (unsigned)parts;
     /* the first weights, while the codebook is written (256 cycles of stores); the residual of the
      * sums */
     l.setup_memory = 1;
-    l.setup_l2 = 1;
-    l.early = fmin((double)n * (double)m[0]->tile_bytes,
-                   (double)warps * steps * n * (double)m[0]->tile_bytes / n_steps(m[0]));
-    l.turns = ceil((double)n_steps(m[0]) / (warps * steps));
+    l.setup_l2 = 1 + (parts > 1 ? 3 : 0);       /* the fence after a part; the count of parts; the parts */
+    l.early = fmin(part_steps, warps * steps) * n * (double)m[0]->tile_bytes / n_steps(m[0]);
+    l.turns = ceil(part_steps / (warps * steps));
     l.turn_memory = 1;
     l.turn_l2 = 1;                      /* activations are loaded where they are multiplied */
     l.turn_cycles = each * steps * loads;

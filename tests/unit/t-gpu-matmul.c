@@ -303,33 +303,45 @@ static void endings(void **state)
     free(act), free(out), free(x);
 }
 
-/* The norm that the last block of a product computes has the bits of the kernel for norms, and its
- * count of blocks is 0 again, so that a graph can replay it. */
+/* Room for the sums of parts of a few tiles in matvec. */
+enum { PART_BYTES = 64 * 32 * GPU_MATVEC_TOKENS * sizeof(float) };
+
+/* The norm that the last block of a product computes has the bits of the kernel for norms, and all
+ * counts of blocks are 0 again, so that a graph can replay it. */
 static void normed(void **state)
 {
     (void)state;
-    enum { N = GPU_NORM_TOKENS, ROWS = 328, COLS = 160, STRIDE = 352 };
-    static const struct { enum qtype type; int group; } types[] = { { QT_NL4, 32 }, { QT_I8, 32 }, { QT_BF16, 32 } };
+    enum { N = GPU_NORM_TOKENS, ROWS = 328, STRIDE = 352 };
+    /* the last: k is divided */
+    static const struct { enum qtype type; int rows, cols; } cases[] = {
+        { QT_NL4, ROWS, 160 }, { QT_I8, ROWS, 160 }, { QT_BF16, ROWS, 160 }, { QT_NL4, 136, 8300 },
+    };
+    static const unsigned none[GPU_SPLIT_TICKETS];
+    unsigned left[GPU_SPLIT_TICKETS];
     struct rng r = { 31 };
     float x[N * ROWS], w[ROWS], out[2][N * ROWS], sums[2][N * ROWS];
     uint16_t act[2][N * STRIDE];
-    for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         struct mat m;
-        uint8_t *data = random_mat(&m, types[i].type, types[i].group, ROWS, COLS, &r);
+        const int rows = cases[i].rows, cols = cases[i].cols;
+        uint8_t *data = random_mat(&m, cases[i].type, 32, rows, cols, &r);
+        float *y = malloc((size_t)(N * cols) * sizeof *y);
+        for (int k = 0; k < N * cols; k++)
+            y[k] = uniform(&r, -2, 2);
         for (int k = 0; k < N * ROWS; k++)
             x[k] = uniform(&r, -2, 2);
         for (int k = 0; k < ROWS; k++)
             w[k] = uniform(&r, -1, 1);
-        uint16_t *in = pack_act(x, N, COLS, COLS, GPU_ACT_LANES);
-        const unsigned none = 0;
-        unsigned left = 1;
+        uint16_t *in = pack_act(y, N, cols, m.cols_padded, GPU_ACT_LANES);
         struct gpu_linear l = { .w = { gpu_mat_of(&m, to_device(data, m.size)) },
                                 .to = { { .out = on_device(sizeof x), .ldo = ROWS } }, .n_mats = 1,
-                                .act = to_device(in, N * COLS * 2), .act_stride = COLS, .finish = GPU_ADD,
-                                .scale = 0.5f, .tickets = to_device(&none, sizeof none) };
+                                .act = to_device(in, (size_t)(N * m.cols_padded) * 2), .act_stride = m.cols_padded,
+                                .finish = GPU_ADD, .scale = 0.5f, .tickets = to_device(none, sizeof none),
+                                .partial = on_device(PART_BYTES), .partial_bytes = PART_BYTES };
+        assert_int_equal(gpu_matvec_parts(m.n_tiles, m.cols_padded / 32, gpu_n_sms(device)) > 1, cols > 160);
         struct gpu_norm o = { .present = 1, .w = to_device(w, sizeof w), .eps = 1e-5f, .x = l.to[0].out, .ldx = ROWS,
                               .out = on_device(sizeof x), .ldo = ROWS, .act = on_device(sizeof act[0]),
-                              .act_stride = STRIDE, .cols = ROWS };
+                              .act_stride = STRIDE, .cols = rows };
         assert_true(gpu_norm_in_registers(&o));
         for (int turn = 0; turn < 2 * N; turn++) {
             l.n_tokens = o.n = turn % N + 1;
@@ -350,13 +362,69 @@ static void normed(void **state)
             assert_memory_equal(sums[0], sums[1], sizeof x);
             assert_memory_equal(out[0], out[1], sizeof x);
             assert_memory_equal(act[0], act[1], sizeof act[0]);
-            from_device(&left, l.tickets, sizeof left);
-            assert_int_equal(left, 0);
+            from_device(left, l.tickets, sizeof left);
+            assert_memory_equal(left, none, sizeof left);
         }
         gpu_free(device, (void *)l.w[0].data), gpu_free(device, l.to[0].out), gpu_free(device, (void *)l.act);
         gpu_free(device, (void *)o.w), gpu_free(device, o.out), gpu_free(device, o.act), gpu_free(device, l.tickets);
-        free(in), free(data);
+        gpu_free(device, l.partial);
+        free(in), free(y), free(data);
     }
+}
+
+/* A product whose k is divided, of two matrices in one launch: a token's bits do not depend on the
+ * number of tokens. */
+static void divided(void **state)
+{
+    (void)state;
+    enum { N = GPU_MATVEC_TOKENS, ROWS = 100, LESS = 20, COLS = 8300 };
+    static const enum qtype types[] = { QT_NL4, QT_I8R, QT_I4, QT_BF16 };
+    static const int n_tokens[] = { N, 9, 8, 1 }, n_rows[2] = { ROWS, LESS };
+    struct rng r = { 13 };
+    float *x = malloc(N * COLS * sizeof *x), *first = malloc(2 * N * ROWS * sizeof *first),
+          *out = malloc(N * ROWS * sizeof *out);
+    for (int i = 0; i < N * COLS; i++)
+        x[i] = uniform(&r, -1, 1);
+    for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
+        struct gpu_linear l = { .n_mats = 2, .finish = GPU_STORE, .partial = on_device(PART_BYTES),
+                                .partial_bytes = PART_BYTES,
+                                .tickets = on_device(GPU_SPLIT_TICKETS * sizeof *l.tickets) };
+        OK(gpu_fill(device, GPU_COMPUTE, l.tickets, 0, GPU_SPLIT_TICKETS * sizeof *l.tickets, &why));
+        struct mat m[2];
+        uint8_t *data[2];
+        for (int i = 0; i < 2; i++) {
+            data[i] = random_mat(&m[i], types[k], types[k] == QT_I4 ? 64 : 32, n_rows[i], COLS, &r);
+            l.w[i] = gpu_mat_of(&m[i], to_device(data[i], m[i].size));
+            l.to[i] = (struct gpu_output){ .out = on_device(N * ROWS * 4), .ldo = ROWS };
+        }
+        assert_true(gpu_matvec_parts(m[0].n_tiles + m[1].n_tiles, m[0].cols_padded / 32, gpu_n_sms(device)) > 1);
+        uint16_t *act = pack_act(x, N, COLS, m[0].cols_padded, GPU_ACT_LANES);
+        l.act_stride = m[0].cols_padded;
+        l.act = to_device(act, (size_t)(N * l.act_stride) * 2);
+        for (size_t c = 0; c < sizeof n_tokens / sizeof *n_tokens; c++) {
+            l.n_tokens = n_tokens[c];
+            OK(gpu_matvec(device, &l, &why));
+            for (int i = 0; i < 2; i++) {
+                from_device(out, l.to[i].out, N * ROWS * 4);
+                if (c == 0) {
+                    memcpy(first + i * N * ROWS, out, N * ROWS * 4);
+                    compare(&m[i], out, ROWS, x, N, MATVEC, NULL, "parts of matvec");
+                }
+                for (int t = 0; t < l.n_tokens; t++)
+                    assert_memory_equal(out + t * ROWS, first + (i * N + t) * ROWS, (size_t)n_rows[i] * 4);
+                OK(gpu_fill(device, GPU_COMPUTE, l.to[i].out, 0xff, N * ROWS * 4, &why));
+            }
+        }
+        struct err refusal = { .code = ERR_NONE };
+        l.partial_bytes = 4;
+        assert_int_equal(gpu_matvec(device, &l, &refusal), -1);
+        assert_int_equal(refusal.code, ERR_LIMIT);
+        for (int i = 0; i < 2; i++)
+            gpu_free(device, (void *)l.w[i].data), gpu_free(device, l.to[i].out), free(data[i]);
+        gpu_free(device, l.partial), gpu_free(device, l.tickets), gpu_free(device, (void *)l.act);
+        free(act);
+    }
+    free(out), free(first), free(x);
 }
 
 /* The kinds of output of the kernels for many tokens, with rows of the output that are 16-byte
@@ -436,6 +504,15 @@ static void parts_of_k(void **state)
     assert_int_equal(most_parts, GPU_SPLIT_PARTS);
     assert_int_equal(most_blocks, GPU_SPLIT_BLOCKS);
     assert_int_equal(most_divided * (GPU_SPLIT_TOKENS / 64), GPU_SPLIT_TICKETS);
+    for (int n_tiles = 1; n_tiles <= 500; n_tiles++)
+        for (int n_steps = 1; n_steps <= 1000; n_steps += 9) {
+            const int parts = gpu_matvec_parts(n_tiles, n_steps, 132);
+            assert_true(parts == 1 || (parts > 1 && parts * 64 <= n_steps && n_tiles < GPU_SPLIT_TICKETS &&
+                                       n_tiles * parts <= gpu_split_units(n_tiles) * GPU_SPLIT_TILES *
+                                                          4 * gpu_split_parts(gpu_split_units(n_tiles), n_steps)));
+        }
+    assert_int_equal(gpu_matvec_parts(160, 864, 132), 3);       /* down of Qwen2.5-32B on an H200 */
+    assert_int_equal(gpu_matvec_parts(128, 448, 132), 1);       /* down of Llama-3.1-8B */
 }
 
 /* Several matrices in one launch, with k in one part and in several, and results that are stored,
@@ -663,8 +740,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matvec), cmocka_unit_test(matmul), cmocka_unit_test(matmul_f32),
             cmocka_unit_test(matmul_hopper),
-        cmocka_unit_test(every_count), cmocka_unit_test(endings), cmocka_unit_test(normed), cmocka_unit_test(many),
-        cmocka_unit_test(parts_of_k), cmocka_unit_test(split), cmocka_unit_test(neighbours), cmocka_unit_test(refused),
+        cmocka_unit_test(every_count), cmocka_unit_test(endings), cmocka_unit_test(normed), cmocka_unit_test(divided),
+        cmocka_unit_test(many), cmocka_unit_test(parts_of_k), cmocka_unit_test(split),
+        cmocka_unit_test(neighbours), cmocka_unit_test(refused),
         cmocka_unit_test(embedding), cmocka_unit_test(heads),
     };
     return device_open() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
