@@ -21,8 +21,13 @@
  * Latent attention: up to 8 heads read the same latents.  A warp computes the scores of one
  * position after the other, with 8 elements a lane at a time.
  *
- * The only token of a step is prepared here: each block norms and rotates its queries, and the
- * block of the newest position stores the key and the value, which it alone reads.
+ * The only token of a step is prepared here: each block norms and rotates its queries, and a block
+ * of the newest position stores the key and the value, which only blocks of that position read,
+ * from copies of their own.  Older keys and values are no results of the step's launches: blocks
+ * copy those of their split to shared memory while the launch before ends.  A split of f16 with
+ * heads of 128 is 64 KB.
+ * Few splits leave multiprocessors idle, so the heads that share a key are divided between blocks
+ * (gpu_attn_group).
  *
  * A block stores its sums in global memory, and the block of a token and its heads that ends last
  * merges the splits: a warp computes the weights of a head's splits, then each thread adds up two
@@ -74,12 +79,16 @@ template <int KV> DEVICE int in_tail(const split_job &j, int p0)
     return KV_TAILED<KV> && j.tail.base && kv_in_tail(p0, j.pos);
 }
 
-/* Prepare the queries of the group, and the token's key and value if they belong to this split: no
- * other block reads them.  q [GROUP][n], room [2][n]. */
-template <int KV> DEVICE void prepare_group(float *q, float *room, const gpu_attention &o, const split_job &j)
+/* Whether the token's key and value belong to this split. */
+DEVICE int has_newest(const split_job &j) { return j.pos >= 0 && j.to == j.pos + 1; }
+
+/* Prepare the queries of the group, and the token's key and value if they belong to this split.
+ * stores: store them.  q [GROUP][n], room [2][n]. */
+template <int KV> DEVICE void prepare_group(float *q, float *room, const gpu_attention &o, const split_job &j,
+                                            bool stores)
 {
-    const int lane = threadIdx.x % 32, n = o.head_dim, stores = j.pos >= 0 && j.to == j.pos + 1;
-    for (int i = threadIdx.x / 32; i < j.n_group + 2 * stores; i += WARPS) {
+    const int lane = threadIdx.x % 32, n = o.head_dim;
+    for (int i = threadIdx.x / 32; i < j.n_group + 2 * has_newest(j); i += WARPS) {
         if (i < j.n_group) {
             const float by = temper_of(o.prepare.temper, j.pos);
             prepare_head(q + i * n, o.prepare, HEAD_OF_QUERY, j.t, j.first_head + i, lane);
@@ -89,9 +98,42 @@ template <int KV> DEVICE void prepare_group(float *q, float *room, const gpu_att
             const int is_k = i == j.n_group;
             float *const x = room + (is_k ? 0 : n);
             prepare_head(x, o.prepare, is_k ? HEAD_OF_KEY : HEAD_OF_VALUE, j.t, j.kv_head, lane);
-            store_prepared(x, o.prepare, KV, is_k, j.t, j.kv_head, lane);
+            if (stores)
+                store_prepared(x, o.prepare, KV, is_k, j.t, j.kv_head, lane);
         }
     }
+}
+
+/* Formats whose blocks are copied to shared memory. */
+template <int KV> constexpr bool KV_COPIED = KV == KV_F16 || KV == KV_BF16 || KV == KV_F8 || KV == KV_I8;
+
+/* The keys of a split's KV blocks, and their values, `part` bytes a block. */
+struct split_copy { uint8_t *keys, *values; };
+
+/* Start to copy the blocks of the split. */
+DEVICE void copy_split(const split_copy &c, const gpu_attention &o, const split_job &j)
+{
+    enum { CHUNK = 16 };
+    const int part = (int)o.kv.blocks.part, chunks = 2 * part / CHUNK;
+    for (int p0 = j.from; p0 < j.to; p0 += KV_BLOCK) {
+        const uint8_t *from = kv_keys(j.kv, o.kv.blocks, p0);
+        const int at = (p0 - j.start) / KV_BLOCK * part;
+        for (int i = threadIdx.x; i < chunks; i += THREADS) {
+            const int byte = i * CHUNK;
+            copy_async(byte < part ? c.keys + at + byte : c.values + at + byte - part, from + byte);
+        }
+    }
+    copy_commit();
+}
+
+/* Store the newest key and value, which prepare_group() has left in room, in the copies. */
+template <int KV> DEVICE void add_newest(const split_copy &c, const float *room, const gpu_attention &o,
+                                         const split_job &j)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n = o.head_dim;
+    const int at = (j.pos - j.start) / KV_BLOCK * (int)o.kv.blocks.part;
+    if (has_newest(j) && warp < 2)
+        store_head((warp == 0 ? c.keys : c.values) + at, KV, warp == 0, j.pos % KV_BLOCK, room + warp * n, n, lane);
 }
 
 /* s[h][i]: this lane's part of the product of q[h] with the key of position 8 * (lane % 2) + i of
@@ -139,14 +181,12 @@ DEVICE float fold(float s[8])
     return s[0] + __shfl_xor_sync(FULL_WARP, s[0], 2);
 }
 
-/* One warp computes score [GROUP][GPU_SPLIT] for the 16 positions from p0 on; those that the token
- * does not attend to get -inf. */
+/* One warp computes score [GROUP][GPU_SPLIT] for the 16 positions from p0 on, whose keys are in
+ * `block`; those that the token does not attend to get -inf. */
 template <int KV, int GROUP> DEVICE void score_block(float *score, const float *q, const gpu_attention &o,
-                                                     const split_job &j, const kv_place &kv,
-                                                     const gpu_kv_blocks &blocks, int p0)
+                                                     const split_job &j, const uint8_t *block, int p0)
 {
     const int lane = threadIdx.x % 32, slot = folded_slot(lane), p = p0 + slot;
-    const uint8_t *block = kv_keys(kv, blocks, p0);
     float s[GROUP][8];
     lane_scores<KV, GROUP>(s, q, block, o.head_dim);
     const float scale = kv_scale<KV>(block, kv_scales_at<KV>(o.kv, j.kv_head, o.head_dim, 0), slot) * o.scale;
@@ -214,20 +254,22 @@ DEVICE void soften(float *score, const split_job &j, float *to_merge)
 /* Number of elements of a head's value. */
 template <int LATENT> DEVICE int value_dim_of(const gpu_attention &o) { return LATENT ? o.value_dim : o.head_dim; }
 
-/* part [rows][GROUP][value_dim]: sums of weights times values.  A thread has 8 elements, and adds
+/* part [rows][GROUP][value_dim]: sums of weights times values; values(p): the block of those of
+ * position p.  A thread has 8 elements, and adds
  * up every rows-th position from position `row` on.  It loads AT_ONCE of them together: all that it
  * has in a split, with heads of 128. */
-template <int KV, int GROUP, int LATENT> DEVICE void add_values(float *part, const float *score, const gpu_attention &o,
-                                                                const split_job &j, int rows, int row, int d)
+template <int KV, int GROUP, int LATENT, bool COPIED, class VALUES>
+DEVICE void add_values(float *part, const float *score, const gpu_attention &o, const split_job &j, int rows, int row,
+                       int d, VALUES values)
 {
-    constexpr int AT_ONCE = KV == KV_F32 || KV_TAILED<KV> ? 2 : 8;      /* registers */
+    constexpr int AT_ONCE = KV == KV_F32 || KV_TAILED<KV> ? 2 : COPIED ? 4 : 8;         /* registers */
     float acc[GROUP][8];
 #pragma unroll
     for (int h = 0; h < GROUP; h++)
 #pragma unroll
         for (int i = 0; i < 8; i++)
             acc[h][i] = 0;
-    for (int first = max(j.from, j.begin) + row; first < j.to; first += AT_ONCE * rows) {
+    for (int first = max(j.from, j.begin) + row; row < rows && first < j.to; first += AT_ONCE * rows) {
         float v[AT_ONCE][8], scale[AT_ONCE];
 #pragma unroll
         for (int u = 0; u < AT_ONCE; u++) {
@@ -237,7 +279,7 @@ template <int KV, int GROUP, int LATENT> DEVICE void add_values(float *part, con
             if (in_tail<KV>(j, p)) {
                 kv_load<KV_F16>(v[u], kv_keys(j.tail, o.kv.tail, p) + o.kv.tail.part, e);
             } else {
-                const uint8_t *block = kv_keys(j.kv, o.kv.blocks, p) + (LATENT ? 0 : o.kv.blocks.part);
+                const uint8_t *block = values(p);
                 scale[u] = kv_scale<KV>(block, kv_scales_at<KV>(o.kv, j.kv_head, o.head_dim, !LATENT),
                                         p % KV_BLOCK);
                 kv_load<KV>(v[u], block, e);
@@ -259,6 +301,10 @@ template <int KV, int GROUP, int LATENT> DEVICE void add_values(float *part, con
             }
         }
     }
+    if (COPIED)
+        __syncthreads();                /* the copies are read */
+    if (row >= rows)
+        return;
 #pragma unroll
     for (int h = 0; h < GROUP; h++)
 #pragma unroll
@@ -292,6 +338,15 @@ DEVICE void merge_splits(const gpu_attention &o, const split_job &j, int n_split
     /* of this warp's head: the maximum and the sum of each split */
     const float *const ends = part + (has_head ? warp : 0) * next_head + n;
     const float2 mine = lane < n_splits ? load_pair_shared_by_blocks(ends + lane * each) : make_float2(0, 0);
+    /* of this thread's first elements: the sums of the first splits */
+    float2 early[AT_ONCE];
+#pragma unroll
+    for (int u = 0; u < AT_ONCE; u++) {
+        const int i = 2 * threadIdx.x, h = i / n;
+        early[u] = i < j.n_group * n && u < n_splits
+                       ? load_pair_shared_by_blocks(part + h * next_head + (size_t)u * each + (i - h * n))
+                       : make_float2(0, 0);
+    }
     const auto end_of = [&](int s) { return s == lane ? mine : load_pair_shared_by_blocks(ends + (size_t)s * each); };
     float most = -INFINITY;
     if (has_head) {
@@ -322,7 +377,8 @@ DEVICE void merge_splits(const gpu_attention &o, const split_job &j, int n_split
                 float2 x[AT_ONCE];
 #pragma unroll
                 for (int u = 0; u < AT_ONCE; u++)       /* beyond the last one: not used */
-                    x[u] = load_pair_shared_by_blocks(v + (size_t)min(s + u, many - 1) * each);
+                    x[u] = from + s == 0 && i == 2 * (int)threadIdx.x
+                               ? early[u] : load_pair_shared_by_blocks(v + (size_t)min(s + u, many - 1) * each);
 #pragma unroll
                 for (int u = 0; u < AT_ONCE; u++)
                     if (s + u < many) {
@@ -352,42 +408,62 @@ DEVICE void merge_splits(const gpu_attention &o, const split_job &j, int n_split
         act_pad(o.act + (size_t)j.t * o.act_stride, o.n_heads * n, o.order, threadIdx.x, THREADS);
 }
 
-template <int KV, int GROUP, int LATENT>
+/* COPIED: of the step's only token, with its split in shared memory. */
+template <int KV, int GROUP, int LATENT, bool COPIED>
 __global__ __launch_bounds__(THREADS) void attn_split_kernel(gpu_attention o, int passes)
 {
-    follow_previous();
-    const split_job j = split_job_of<GROUP>(o, passes);
+    launch_dependents();
+    const split_job j = split_job_of<GROUP>(o, passes);     /* from arrays that no kernel writes */
     /* the first block of a token that only pads the batch stores zeros */
-    if (j.from >= j.to && (j.pos >= 0 || blockIdx.x))
-        return;
+    const bool idle = j.from >= j.to && (j.pos >= 0 || blockIdx.x);
     const int n = o.head_dim, size = value_dim_of<LATENT>(o), warp = threadIdx.x / 32, lanes = size / 8;
-    const int rows = THREADS / lanes, row = threadIdx.x / lanes;
+    const int rows = THREADS / lanes, row = threadIdx.x / lanes, kv_bytes = (int)o.kv.blocks.part;
     SHARED(float, q);                   /* [GROUP][n] */
     float *score = q + GROUP * n;       /* [GROUP][GPU_SPLIT] */
-    float *part = score + GROUP * GPU_SPLIT;        /* [rows][GROUP][size] */
+    float *newest = score + GROUP * GPU_SPLIT;      /* COPIED: [2][n] */
+    float *part = newest + (COPIED ? 2 * n : 0);    /* [rows][GROUP][size]; takes the place of copies */
+    uint8_t *const copies = reinterpret_cast<uint8_t *>(part);
+    const split_copy copy = { copies, copies + GPU_SPLIT / KV_BLOCK * kv_bytes };
+    if constexpr (COPIED)
+        if (!idle)
+            copy_split(copy, o, j);
+    wait_for_prerequisites();
+    if (idle)
+        return;
     const size_t next_head = (size_t)o.max_splits * (size + 2);
     float *const all = o.partial + ((size_t)blockIdx.z * o.n_heads + j.first_head) * next_head;
     float *const merged = all + (size_t)blockIdx.x * (size + 2);
     int ready = 0;                      /* elements of q */
     if constexpr (!LATENT && KV != KV_T2)
-        if (o.prepare.head_dim) {
-            prepare_group<KV>(q, part, o, j);
+        if (COPIED || o.prepare.head_dim) {
+            prepare_group<KV>(q, COPIED ? newest : part, o, j, blockIdx.y % passes == 0);
             ready = j.n_group * n;
         }
     /* the heads of a group follow each other */
     for (int i = ready + threadIdx.x; i < GROUP * n; i += THREADS)
         q[i] = i < j.n_group * n ? o.q[((size_t)j.t * o.n_heads + j.first_head) * n + i] : 0;
+    if constexpr (COPIED)
+        copy_wait<0>();
     __syncthreads();
-    for (int p0 = j.from + warp * KV_BLOCK; p0 < j.to; p0 += WARPS * KV_BLOCK)
+    if constexpr (COPIED) {
+        add_newest<KV>(copy, newest, o, j);
+        __syncthreads();
+    }
+    for (int p0 = j.from + warp * KV_BLOCK; p0 < j.to; p0 += WARPS * KV_BLOCK) {
+        const int at = (p0 - j.start) / KV_BLOCK * kv_bytes;
         LATENT ? latent_block<KV, GROUP>(score, q, o, j, p0)
-        : in_tail<KV>(j, p0) ? score_block<KV_F16, GROUP>(score, q, o, j, j.tail, o.kv.tail, p0)
-                             : score_block<KV, GROUP>(score, q, o, j, j.kv, o.kv.blocks, p0);
+        : COPIED ? score_block<KV, GROUP>(score, q, o, j, copy.keys + at, p0)
+        : in_tail<KV>(j, p0) ? score_block<KV_F16, GROUP>(score, q, o, j, kv_keys(j.tail, o.kv.tail, p0), p0)
+                             : score_block<KV, GROUP>(score, q, o, j, kv_keys(j.kv, o.kv.blocks, p0), p0);
+    }
     __syncthreads();
     for (int h = warp; h < j.n_group; h += WARPS)
         soften(score + h * GPU_SPLIT, j, merged + h * next_head + size);
     __syncthreads();
-    if (row < rows)
-        add_values<KV, GROUP, LATENT>(part, score, o, j, rows, row, threadIdx.x % lanes * 8);
+    add_values<KV, GROUP, LATENT, COPIED>(part, score, o, j, rows, row, threadIdx.x % lanes * 8, [&](int p) {
+        return COPIED ? copy.values + (p - j.start) / KV_BLOCK * kv_bytes
+                      : kv_keys(j.kv, o.kv.blocks, p) + (LATENT ? 0 : kv_bytes);
+    });
     __syncthreads();
     for (int h = 0; h < j.n_group; h++)
         for (int d = threadIdx.x; d < size; d += THREADS) {
@@ -407,23 +483,54 @@ __global__ __launch_bounds__(THREADS) void attn_split_kernel(gpu_attention o, in
     merge_splits(o, j, n_splits, all, next_head, score, q + 1, part, size);
 }
 
-template <int KV, int GROUP, int LATENT = 0> static int run(struct gpu *g, const gpu_attention *o, struct err *e)
+/* Bytes of shared memory of a launch with groups of GROUP heads; COPIED: with the split. */
+template <int GROUP, bool COPIED> static size_t shared_of(const gpu_attention *o, size_t size)
+{
+    const size_t rows = THREADS / (size / 8), sums = sizeof(float) * rows * GROUP * size,
+                 copy = 2 * GPU_SPLIT / KV_BLOCK * (size_t)o->kv.blocks.part;
+    return sizeof(float) * ((size_t)GROUP * o->head_dim + GROUP * GPU_SPLIT + (COPIED ? 2 * o->head_dim : 0)) +
+           (COPIED && copy > sums ? copy : sums);
+}
+
+template <int KV, int GROUP, int LATENT, bool COPIED>
+static int run(struct gpu *g, const gpu_attention *o, struct err *e)
 {
     const int share = o->n_heads / o->n_kv_heads, passes = (share + GROUP - 1) / GROUP;
-    const size_t size = (size_t)(LATENT ? o->value_dim : o->head_dim), rows = THREADS / (size / 8);
-    const size_t shared = sizeof(float) * ((size_t)GROUP * o->head_dim + GROUP * GPU_SPLIT + rows * GROUP * size);
-    return launch(g, "attn_split", attn_split_kernel<KV, GROUP, LATENT>,
+    return launch(g, "attn_split", attn_split_kernel<KV, GROUP, LATENT, COPIED>,
                   dim3((unsigned)o->max_splits, (unsigned)(o->n_kv_heads * passes), (unsigned)o->n_rows), THREADS,
-                  shared, e, *o, passes);
+                  shared_of<GROUP, COPIED>(o, (size_t)(LATENT ? o->value_dim : o->head_dim)), e, *o, passes);
+}
+
+/* Whether the blocks of the split can be copied: 16 bytes at a time, into what every device has. */
+template <int GROUP> static int copies(const gpu_attention *o)
+{
+    const gpu_kv_blocks &b = o->kv.blocks;
+    return o->prepare.head_dim && !o->kv.tail.base &&
+           (((uintptr_t)b.base | b.stride | b.head_stride | b.layer_offset | b.part) & 15) == 0 &&
+           b.head_stride == 2 * (uint64_t)b.part && shared_of<GROUP, true>(o, (size_t)o->head_dim) <= GPU_ATTN_COPIED;
+}
+
+/* Run with up to GROUP heads in a block. */
+template <int KV, int GROUP> static int run_group(struct gpu *g, const gpu_attention *o, struct err *e)
+{
+    if constexpr (GROUP > 1) {
+        /* the blocks of a key that is not copied must not be several */
+        const bool divides = !o->prepare.head_dim || (KV_COPIED<KV> && copies<GROUP / 2>(o));
+        if (gpu_attn_group(o->n_heads / o->n_kv_heads, o->n_kv_heads * o->max_splits * o->n_rows,
+                           divides ? gpu_n_sms(g) : 0) < GROUP)
+            return run_group<KV, GROUP / 2>(g, o, e);
+    }
+    if constexpr (KV_COPIED<KV>)
+        if (copies<GROUP>(o))
+            return run<KV, GROUP, 0, true>(g, o, e);
+    return run<KV, GROUP, 0, false>(g, o, e);
 }
 
 template <int KV> static int run_kv(struct gpu *g, const gpu_attention *o, struct err *e)
 {
-    const int share = o->n_heads / o->n_kv_heads;
     if (!KV_TAILED<KV> && o->value_dim)
-        return run<KV_TAILED<KV> ? KV_F32 : KV, MAX_GROUP, 1>(g, o, e);
-    return share == 1 ? run<KV, 1>(g, o, e) : share == 2 ? run<KV, 2>(g, o, e) : share <= 4 ? run<KV,
-        4>(g, o, e) : run<KV, MAX_GROUP>(g, o, e);
+        return run<KV_TAILED<KV> ? KV_F32 : KV, MAX_GROUP, 1, false>(g, o, e);
+    return run_group<KV, MAX_GROUP>(g, o, e);
 }
 
 extern "C" int gpu_attn_decode(struct gpu *g, const struct gpu_attention *o,

@@ -289,9 +289,22 @@ int gpu_latent(struct gpu *g, const struct gpu_latent *o, struct err *e);
  * the other sequences of the batch. */
 enum { GPU_SPLIT = 128 };
 int gpu_attn_decode(struct gpu *g, const struct gpu_attention *o, struct err *e);
-/* Most query heads of a block.  A key may be stored by the block that reads it if no other one
- * does: with one token, up to this number of heads that share a key, and scales of their own. */
+/* Most query heads of a block, and the number of them if `share` heads share a key: halved as long
+ * as the launch, which has n_splits blocks for each group of heads, leaves half of the
+ * multiprocessors free; with more blocks L2, which they all read, would limit them (calculated).
+ * A token's result does not depend on it. */
 enum { GPU_ATTN_GROUP = 8 };
+static inline int gpu_attn_group(int share, int n_splits, int n_sms)
+{
+    int group = share <= 2 ? share : share <= 4 ? 4 : GPU_ATTN_GROUP;
+    while (group > 1 && (share + group / 2 - 1) / (group / 2) * n_splits <= n_sms / 2)
+        group /= 2;
+    return group;
+}
+/* Most shared memory for which blocks copy the keys and values of the only token's splits. */
+enum { GPU_ATTN_COPIED = 96 * 1024 };
+/* A token's key may be prepared by the blocks that read it: with one token, up to GPU_ATTN_GROUP
+ * heads that share a key, and scales of their own. */
 static inline int gpu_attn_prepares(const struct gpu_prepare *o)
 {
     return o->step.n == 1 && o->n_heads / o->n_kv_heads <= GPU_ATTN_GROUP && o->kv.type != KV_T2;

@@ -27,14 +27,35 @@ DEVICE void norm_head(float *x, const float *w, const float *b, int n, int kind,
     }
 }
 
+/* norm_head() for an RMS norm of a row that the warp has in registers: v[j] is element lane + 32 *
+ * j, with 0 from n on, and w its weight; weighed 0: there are none. */
+enum { HEAD_MOST = GPU_ATTN_MAX_DIM / 32 };
+DEVICE void norm_lanes(float v[HEAD_MOST], const float w[HEAD_MOST], int weighed, int n, float eps, float offset)
+{
+    float sum = 0;
+#pragma unroll
+    for (int j = 0; j < HEAD_MOST; j++)
+        sum = fmaf(v[j], v[j], sum);
+    const float inverse = 1 / sqrtf(warp_sum(sum) / (float)n + eps);
+#pragma unroll
+    for (int j = 0; j < HEAD_MOST; j++)
+        v[j] = weighed ? v[j] * inverse * (w[j] + offset) : v[j] * inverse;
+}
+
+/* Rotate pair i of dim / 2; there are none from there on. */
+DEVICE void rotate_pair(float *x, int i, float cosine, float sine, int dim, int pairs)
+{
+    const int a = pairs ? 2 * i : i, b = pairs ? a + 1 : i + dim / 2;
+    if (i >= dim / 2)
+        return;
+    const float x0 = x[a], x1 = x[b];
+    x[a] = fmaf(x0, cosine, -(x1 * sine));
+    x[b] = fmaf(x1, cosine, x0 * sine);
+}
 DEVICE void rotate(float *x, const float *cosine, const float *sine, int dim, int pairs, int lane)
 {
-    for (int i = lane; i < dim / 2; i += 32) {
-        const int a = pairs ? 2 * i : i, b = pairs ? a + 1 : i + dim / 2;
-        const float x0 = x[a], x1 = x[b];
-        x[a] = fmaf(x0, cosine[i], -(x1 * sine[i]));
-        x[b] = fmaf(x1, cosine[i], x0 * sine[i]);
-    }
+    for (int i = lane; i < dim / 2; i += 32)
+        rotate_pair(x, i, cosine[i], sine[i], dim, pairs);
 }
 
 /* Returns the factor on the queries of a token at pos. */
@@ -145,16 +166,19 @@ DEVICE void store_head(uint8_t *block, int type, int is_k, int slot, const float
         if (lane == 0)
             *reinterpret_cast<float *>(block + KV_BLOCK * n + slot * 4) = scale;
     }
-    for (int d = lane; d < n; d += 32) {
-        const int at = is_k ? d * KV_BLOCK + slot : slot * n + d;
-        switch (type) {
-        case KV_F32: reinterpret_cast<float *>(block)[at] = x[d]; break;
-        case KV_F16: reinterpret_cast<uint16_t *>(block)[at] = (uint16_t)pack_half(x[d], 0); break;
-        case KV_BF16: reinterpret_cast<uint16_t *>(block)[at] = f32_to_bf16(x[d]); break;
-        case KV_F8: block[at] = factor > 0 ? f32_to_f8e4m3(x[d] * factor) : 0; break;
-        default: block[at] = (uint8_t)(int8_t)(factor > 0 ? rintf(x[d] * factor) : 0);
+    /* a lane has four neighbours, so that no other one writes to their word of a value */
+    for (int first = 4 * lane; first < n; first += 4 * 32)
+#pragma unroll
+        for (int d = first; d < first + 4; d++) {
+            const int at = is_k ? d * KV_BLOCK + slot : slot * n + d;
+            switch (type) {
+            case KV_F32: reinterpret_cast<float *>(block)[at] = x[d]; break;
+            case KV_F16: reinterpret_cast<uint16_t *>(block)[at] = (uint16_t)pack_half(x[d], 0); break;
+            case KV_BF16: reinterpret_cast<uint16_t *>(block)[at] = f32_to_bf16(x[d]); break;
+            case KV_F8: block[at] = factor > 0 ? f32_to_f8e4m3(x[d] * factor) : 0; break;
+            default: block[at] = (uint8_t)(int8_t)(factor > 0 ? rintf(x[d] * factor) : 0);
+            }
         }
-    }
 }
 
 /* The keys (or the values) of a head in the block of a position. */
@@ -173,27 +197,48 @@ DEVICE float *head_row(const struct gpu_prepare &o, head_kind kind, int t, int h
                                  : (kind == HEAD_OF_KEY ? o.k : o.v) + ((size_t)t * o.n_kv_heads + h) * o.head_dim;
 }
 
-/* Norm and rotate head h of token t, by one warp: x [head_dim] in shared memory. */
+/* Norm and rotate head h of token t, by one warp: x [head_dim] in shared memory.  The row, the
+ * weights of its norm, and the angles are loaded together. */
 DEVICE void prepare_head(float *x, const struct gpu_prepare &o, head_kind kind, int t, int h, int lane)
 {
-    const int n = o.head_dim, is_q = kind == HEAD_OF_QUERY;
-    const float *from = head_row(o, kind, t, h);
-    for (int d = lane; d < n; d += 32)
-        x[d] = from[d];
+    const int n = o.head_dim, is_q = kind == HEAD_OF_QUERY, is_v = kind == HEAD_OF_VALUE,
+              half = is_v ? 0 : o.rope_dim / 2, first = !is_v && o.norm && !o.norm_after_rope,
+              rms = first && o.norm == 1;
+    const float *from = head_row(o, kind, t, h), *w = is_q ? o.qw : o.kw, *b = is_q ? o.qb : o.kb,
+                *cosine = o.cosine + (size_t)t * half, *sine = o.sine + (size_t)t * half;
+    if (o.norm_each) {
+        w = w ? w + (size_t)h * n : nullptr;
+        b = b ? b + (size_t)h * n : nullptr;
+    }
+    float v[HEAD_MOST], by[HEAD_MOST], c[HEAD_MOST / 2], s[HEAD_MOST / 2];
+#pragma unroll
+    for (int j = 0; j < HEAD_MOST; j++) {
+        const int d = lane + 32 * j;
+        v[j] = d < n ? from[d] : 0;
+        by[j] = rms && w && d < n ? w[d] : 1;
+    }
+#pragma unroll
+    for (int j = 0; j < HEAD_MOST / 2; j++) {
+        const int d = lane + 32 * j;
+        c[j] = d < half ? cosine[d] : 1;
+        s[j] = d < half ? sine[d] : 0;
+    }
+    if (rms)
+        norm_lanes(v, by, w != nullptr, n, o.eps, o.offset);
+#pragma unroll
+    for (int j = 0; j < HEAD_MOST; j++)
+        if (lane + 32 * j < n)
+            x[lane + 32 * j] = v[j];
     __syncwarp();
-    if (kind != HEAD_OF_VALUE) {
-        const float *w = is_q ? o.qw : o.kw, *b = is_q ? o.qb : o.kb;
-        if (o.norm_each) {
-            w = w ? w + (size_t)h * n : nullptr;
-            b = b ? b + (size_t)h * n : nullptr;
-        }
-        const size_t at = (size_t)t * (o.rope_dim / 2);
-        if (o.norm && !o.norm_after_rope) {
+    if (!is_v) {
+        if (first && !rms) {
             norm_head(x, w, b, n, o.norm, o.eps, o.offset, lane);
             __syncwarp();
         }
-        if (o.rope_dim) {
-            rotate(x, o.cosine + at, o.sine + at, o.rope_dim, o.rope_pairs, lane);
+        if (half) {
+#pragma unroll
+            for (int j = 0; j < HEAD_MOST / 2; j++)
+                rotate_pair(x, lane + 32 * j, c[j], s[j], o.rope_dim, o.rope_pairs);
             __syncwarp();
         }
         if (o.norm && o.norm_after_rope) {

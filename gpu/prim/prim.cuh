@@ -148,8 +148,9 @@ template <int N> DEVICE void copy_wait() { EITHER(asm volatile("cp.async.wait_gr
  *   - every thread calls wait_for_prerequisites(), and does not end or write to global memory
  *     before.  It returns when the kernel before has ended and all that it wrote can be read.  That
  *     kernel has waited, too, so the same is true of all earlier ones.
- *   - before the wait a thread may read nothing that a kernel writes, not even one of a few
- *     launches earlier: weights, norms' factors and tables are allowed.
+ *   - before the wait a thread may read nothing that a kernel of the step writes, not even one of a
+ *     few launches earlier: weights, norms' factors and tables are allowed, and so are keys and
+ *     values of earlier steps, since the first kernel of a step waits for the end of all before.
  *
  * tests/ptx checks all of it but the first sentence.  Code for older devices has neither
  * instruction, and must not be launched with the attribute. */

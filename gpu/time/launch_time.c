@@ -44,9 +44,10 @@ enum cause { LAUNCH, WAITS, MEMORY, L2, ISSUE, TENSOR, SHARED, EXP, LOADS, N_CAU
 static const char *const names[N_CAUSES] = { "launch", "waits", "memory", "L2", "issue", "tensor", "shared", "exp",
                                          "loads" };
 
-/* The progress of a launch before it may read the results of the launch before: bytes that have
- * arrived, and the part of a load's latency that is over. */
-struct head_start { double bytes, seconds; };
+/* The progress of a launch before it may read the results of the launch before: the part of the
+ * waits before its first loads that is over, bytes that have arrived, and the part of a load's
+ * latency that is over. */
+struct head_start { double waits, bytes, seconds; };
 
 /* Add the seconds of a round of n blocks to sum[]; by: the cause that the main loop waits for. */
 static double add_round(const struct timed_gpu *g, const struct timed_launch *l, double n, struct head_start h,
@@ -96,17 +97,20 @@ static double idle_seconds(const struct timed_gpu *g, const struct timed_launch 
 static struct head_start head_start_of(const struct timed_gpu *g, const struct timed_launch *before,
                                        const struct timed_launch *l)
 {
-    if (!before || !l->follows || g->dependent_s <= 0 || l->early <= 0)
+    if (!before || !l->follows || g->dependent_s <= 0 || (l->early <= 0 && l->early_l2 <= 0))
         return (struct head_start){ 0 };
     const int fits = resident(g, before), on_one = (int)ceil((double)before->active / g->n_sms),
               beside = on_one <= fits ? fit_beside(g, l, room_of(before), on_one) : 0;
     const double rate = g->memory * g->memory_share, latency = g->memory_cycles / g->clock,
                  at_once = fmin(l->active, (double)g->n_sms * resident(g, l)),
-                 late = timed_gap(g) + alone_seconds(g, before),
-                 idle = beside > 0 ? fmax(idle_seconds(g, before), 0) : 0,
+                 lone = timed_gap(g) + alone_seconds(g, before), waits = wait_seconds(g, 0, l->early_l2, 0),
+                 loop_idle = beside > 0 ? fmax(idle_seconds(g, before), 0) : 0,
+                 idle = fmax(loop_idle - waits, 0), late = lone - fmax(waits - loop_idle, 0),
                  loop = fmin(fmin(at_once, (double)g->n_sms * beside) * l->early, fmax(idle - latency, 0) * rate),
                  all = fmin(at_once * l->early, loop + fmax(late - (loop > 0 ? 0 : latency), 0) * rate);
-    return (struct head_start){ fmin(all, l->bytes * at_once / l->active), fmin(latency, late + idle) };
+    const struct head_start over = { .waits = fmin(waits, lone + loop_idle) };
+    return late <= 0 ? over : (struct head_start){ over.waits, fmin(all, l->bytes * at_once / l->active),
+                                                   l->early > 0 ? fmin(latency, late + idle) : 0 };
 }
 
 struct timed_cost timed_launch_cost(const struct timed_gpu *g, const struct timed_launch *before,
@@ -122,7 +126,7 @@ struct timed_cost timed_launch_cost(const struct timed_gpu *g, const struct time
     double sum[N_CAUSES] = { [LAUNCH] = l->follows ? timed_gap(g) : g->launch_s,
                              /* other blocks of the multiprocessor hide the waits of later rounds */
                              [WAITS] = setup * (1 + (rounds > 1 ? rounds - 1 : 0) / resident(g, l)) - saved +
-                                       alone_seconds(g, l) };
+                                       alone_seconds(g, l) + wait_seconds(g, 0, l->early_l2, 0) - h.waits };
     struct timed_cost c = { .seconds = sum[LAUNCH] + sum[WAITS],
                             .roof_s = fmax(l->bytes / g->memory, l->flop / g->tensor) };
     for (double left = full; left > 0; ) {      /* the first round, then all others like it */

@@ -58,8 +58,8 @@ struct timed_launch {
     int registers;                      /* of a thread; 0: unknown */
     /* bytes: from and to memory, each once; l2_bytes: of all blocks; flop: useful operations of the
      * tensor cores; done: with those of padding; issue: warp instructions of all blocks.  Of
-     * attention with many tokens only: shared_bytes, that all blocks read and write in shared
-     * memory; exps: exponentials */
+     * attention only: shared_bytes, that all blocks read and write in shared memory; exps:
+     * exponentials, with many tokens */
     double bytes, l2_bytes, flop, done, issue, shared_bytes, exps;
     int wgmma;
     int follows;                        /* another launch of the step comes before it */
@@ -69,8 +69,9 @@ struct timed_launch {
     int ahead;
     /* waits of the block that ends last, after all others have ended */
     double alone_memory, alone_l2, alone_cycles;
-    /* bytes from memory that a block loads before it waits for the launch before */
-    double early;
+    /* bytes from memory that a block loads before it waits for the launch before, and waits for L2
+     * before these loads */
+    double early, early_l2;
 };
 
 struct timed_launches {

@@ -575,37 +575,64 @@ static int prepares_at_once(const struct walk *w)
     return w->n == 1 && !w->n_tiles && c->n_heads / c->n_kv_heads <= GPU_ATTN_GROUP;
 }
 
+/* Shared memory of a launch (attn_decode.cu); copied: with the keys and values of a split. */
+enum { SPLIT_THREADS = 256 };
+static size_t split_room(int group, int dim, int copied)
+{
+    const size_t sums = sizeof(float) * (size_t)(SPLIT_THREADS / (dim / 8) * group * dim),
+                 copy = 4 * (size_t)dim * GPU_SPLIT;
+    return sizeof(float) * (size_t)(group * (dim + GPU_SPLIT) + (copied ? 2 * dim : 0)) +
+           (copied && copy > sums ? copy : sums);
+}
+
 static void attend_decode(struct walk *w, int index)
 {
-    enum { WARPS = 8, THREADS = WARPS * 32, AT_ONCE = 8, PREPARE_CYCLES = 200 };
+    enum { AT_ONCE = 8, WARPS = SPLIT_THREADS / 32, PREPARE_CYCLES = 200 };
     const struct config *c = &w->m->config;
-    const int share = c->n_heads / c->n_kv_heads, dim = c->head_dim,
-              group = share <= 2 ? share : share <= 4 ? 4 : GPU_ATTN_GROUP,
-              rows = THREADS / (dim / 8), n = seen(w, index), in_split = n < GPU_SPLIT ? n : GPU_SPLIT;
+    const int share = c->n_heads / c->n_kv_heads, dim = c->head_dim, prepares = prepares_at_once(w),
+              most = gpu_attn_group(share, 1, 0),
+              divides = !prepares || split_room(most / 2, dim, 1) <= GPU_ATTN_COPIED,
+              group = gpu_attn_group(share, c->n_kv_heads * w->splits * w->n, divides ? w->g->n_sms : 0),
+              copied = prepares && split_room(group, dim, 1) <= GPU_ATTN_COPIED,
+              rows = SPLIT_THREADS / (dim / 8), n = seen(w, index), in_split = n < GPU_SPLIT ? n : GPU_SPLIT,
+              n_splits = (int)ceil_of(n, GPU_SPLIT);
     const unsigned passes = ceil_of(share, group), heads = (unsigned)c->n_kv_heads * passes;
     const double kv = 4.0 * n * dim * c->n_kv_heads * w->n_seqs;
     /* each block stores its sums, and the last one of its heads reads those of all splits */
-    const double sums = 4.0 * w->n * c->n_heads * ceil_of(n, GPU_SPLIT) * (dim + 2);
-    /* the only token: each split prepares the queries, and the newest one the key and value */
-    const double raw = prepares_at_once(w) ? 4.0 * dim * (c->n_heads * ceil_of(n, GPU_SPLIT) + 4.0 * c->n_kv_heads) : 0;
-    add(w, (struct timed_launch){
+    const double sums = 4.0 * w->n * c->n_heads * n_splits * (dim + 2);
+    /* the only token: each block prepares the queries, and the newest one the key and value */
+    const double raw = prepares ? 4.0 * dim * (c->n_heads * n_splits + 4.0 * c->n_kv_heads * passes) : 0;
+    char name[32];
+    struct code_cost code = { 128, 0 };
+    snprintf(name, sizeof name, "attn-split-f16-4%s", copied ? "-copied" : "");
+    code_cost_find(name, w->g->sm, &code);      /* with fewer heads it has about as many registers */
+    code.registers = group > 4 ? 232 : code.registers;
+    struct timed_launch l = {
         .kernel = "attn_split", .what = "attention", .part = TIMED_ATTENTION,
-        .blocks = (unsigned)w->splits * heads * (unsigned)w->n, .threads = THREADS,
-        .active = ceil_of(n, GPU_SPLIT) * heads * (unsigned)w->n_seqs, .registers = 128,
-        .shared = sizeof(float) * (size_t)(group * dim + group * GPU_SPLIT + rows * group * dim),
-        .bytes = kv, .l2_bytes = kv * passes + 2 * sums + raw,
+        .blocks = (unsigned)w->splits * heads * (unsigned)w->n, .threads = SPLIT_THREADS,
+        .active = (unsigned)n_splits * heads * (unsigned)w->n_seqs, .registers = code.registers,
+        .shared = split_room(group, dim, copied), .bytes = kv, .l2_bytes = kv * passes + 2 * sums + raw,
         /* for an element of a key or value a product with each head, and half an instruction to
          * convert it */
         .issue = kv / 2 * passes * (group + 0.5) / 32,
-        /* the row, its position, its table, the block, the queries; the fence after the sums and
-         * the count of blocks; the weights of splits and then their sums */
-        .setup_l2 = 5 + 2 + 1 + ceil((double)ceil_of(n, GPU_SPLIT) / AT_ONCE) +
-                    /* weights of a norm, sines */
-                    (prepares_at_once(w) ? (c->qk_norm != QK_NORM_NONE) + 1 : 0),
-        .setup_cycles = prepares_at_once(w) ? PREPARE_CYCLES : 0,
-        .turns = ceil(in_split / 16.0 / WARPS) * ceil(dim / 16.0 / AT_ONCE) +
-                 ceil((double)in_split / rows / AT_ONCE),
-        .turn_memory = 1 });
+        .setup_cycles = prepares ? PREPARE_CYCLES : 0,
+        /* before the wait for the launch before: the row, its position and table, the block */
+        .early_l2 = 3,
+        /* the fence after the sums and the count of blocks; the ends and sums of the first splits,
+         * and of others */
+        .alone_l2 = (n_splits > 1 ? 2 : 0) + ceil((double)n_splits / AT_ONCE) };
+    if (copied) {                       /* the copies, of which the raw queries are no part */
+        l.early = kv * passes / l.active;
+        l.setup_memory = 1;
+        l.issue += kv * passes / STEP_UNIT * 8;
+        l.shared_bytes = kv * passes + 8.0 * l.active * rows * group * dim;
+    } else {                            /* the queries; keys, and then values */
+        l.setup_l2 = 1;
+        l.turns = ceil(in_split / 16.0 / WARPS) * ceil(dim / 16.0 / AT_ONCE) +
+                  ceil((double)in_split / rows / AT_ONCE);
+        l.turn_memory = 1;
+    }
+    add(w, l);
 }
 
 static void attend_prompt(struct walk *w, int index)

@@ -230,8 +230,7 @@ void run_grid(kernel *k, const unsigned grid[3], const unsigned block[3], size_t
     static kernel *last;
     vm.k = k;
     vm.dependence = dependence;
-    if (dependence != DEPENDENT)
-        forget_writes();
+    dependence == DEPENDENT ? keep_writes() : forget_writes();
     memcpy(vm.grid, grid, sizeof vm.grid);
     memcpy(vm.block, block, sizeof vm.block);
     vm.n_threads = block[0] * block[1] * block[2];

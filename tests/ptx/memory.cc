@@ -14,20 +14,28 @@
 /* A bit for each 4 bytes that kernels have written, by page. */
 enum { PAGE = 4096 };
 typedef std::bitset<PAGE / 4> written_page;
-static std::unordered_map<uint64_t, written_page> written;
+static std::unordered_map<uint64_t, written_page> written, by_this;    /* by kernels before; by this one */
 static uint64_t last_page = ~(uint64_t)0;
 static written_page *last_written;
 
 void forget_writes()
 {
     written.clear();
+    by_this.clear();
+    last_page = ~(uint64_t)0;
+}
+void keep_writes()
+{
+    for (const auto &page : by_this)
+        written[page.first] |= page.second;
+    by_this.clear();
     last_page = ~(uint64_t)0;
 }
 static void note_write(uint64_t p, size_t n)
 {
     if (p / PAGE != last_page) {
         last_page = p / PAGE;
-        last_written = &written[last_page];
+        last_written = &by_this[last_page];
     }
     for (uint64_t word = p / 4; word <= (p + n - 1) / 4; word++)
         last_written->set(word % (PAGE / 4));
@@ -78,7 +86,7 @@ void region_remove(void *p)
     std::lock_guard<std::mutex> hold(regions_lock);
     const region r = regions[(uintptr_t)p];
     for (uintptr_t page = r.low / PAGE; page * PAGE < r.high; page++)
-        written.erase(page);
+        written.erase(page), by_this.erase(page);
     last_page = ~(uint64_t)0;
     regions.erase((uintptr_t)p);
     n_changes++;

@@ -183,6 +183,7 @@ void region_remove(void *p);
 
 void block_memory_begin();              /* a block begins */
 void forget_writes();                   /* kernels have ended: what they wrote can be read */
+void keep_writes();                     /* the next kernel is a dependent of the last one */
 void check_waited(int lane, const char *what);          /* a fault if the lane has not waited */
 void check_shared(const warp &w, int lane, size_t at, size_t n, enum access a);
 /* Bytes of shared memory that copies fill: reads before they have ended are errors. */

@@ -66,7 +66,8 @@ __global__ void diverging(int *out)
 }
 
 /* Kernels of dependent launches: each breaks a rule, or none. */
-enum dependent_fault { NO_FAULT, READS_BEFORE, WRITES_BEFORE, ADDS_BEFORE, COPIES_BEFORE, ONE_ENDS_BEFORE };
+enum dependent_fault { NO_FAULT, READS_BEFORE, WRITES_BEFORE, ADDS_BEFORE, COPIES_BEFORE, ONE_ENDS_BEFORE,
+                       READS_OTHER_BLOCK };
 template <dependent_fault FAULT> __global__ void dependent(int *out, const int *weight)
 {
     int n = weight[threadIdx.x];
@@ -82,7 +83,11 @@ template <dependent_fault FAULT> __global__ void dependent(int *out, const int *
                      :: "r"((unsigned)__cvta_generic_to_shared(room) + 16 * threadIdx.x), "l"(out) : "memory");
     if (FAULT == ONE_ENDS_BEFORE && threadIdx.x == 31)
         return;
+    if (FAULT == READS_OTHER_BLOCK && blockIdx.x)
+        n += *(volatile int *)(out + 128);
     asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (FAULT == READS_OTHER_BLOCK)
+        out[128 + threadIdx.x] = n;
     out[threadIdx.x] = out[threadIdx.x ^ 1] + n;
 }
 
@@ -206,7 +211,7 @@ static void launch_dependent(void (*kernel)(int *, const int *), int value, int 
     a.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     a.val.programmaticStreamSerializationAllowed = value;
     cudaLaunchConfig_t c = {};
-    c.gridDim = dim3(1);
+    c.gridDim = dim3(2);
     c.blockDim = dim3(32);
     c.dynamicSmemBytes = 512;
     c.attrs = &a;
@@ -222,6 +227,7 @@ static void dependents()
         { dependent<READS_BEFORE>, "a read of a result before the wait", "read of what a kernel before writes", 1 },
         { dependent<READS_BEFORE>, "the same read in a kernel that is not dependent", nullptr, 0 },
         { dependent<COPIES_BEFORE>, "a copy of a result before the wait", "read of what a kernel before writes", 1 },
+        { dependent<READS_OTHER_BLOCK>, "a read of what another block of the launch has written", nullptr, 1 },
         { dependent<WRITES_BEFORE>, "a write before the wait", "write before griddepcontrol.wait", 0 },
         { dependent<ADDS_BEFORE>, "an atomic before the wait", "atomic before griddepcontrol.wait", 0 },
         { dependent<ONE_ENDS_BEFORE>, "a thread that ends without the wait", "thread 31", 0 },
