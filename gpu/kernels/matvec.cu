@@ -12,7 +12,7 @@
  *          block, 2 blocks an SM; the first are under way while the codebook is written.
  *          Activations from L2, once a block
  *          (n * cols * 2 bytes: 11 % of 4-bit weights with one token, 90 % with 8)
- * limit    HBM bandwidth; with up to 8 tokens a lane has 68 instructions per 16 bytes of nl4 (nvcc
+ * limit    HBM bandwidth; with up to 8 tokens a lane has 64 instructions per 16 bytes of nl4 (nvcc
  *          13.0, sm_90), of which 16 are loads of the codebook, and an H200 has 131 to 148 issue
  *          slots in the time in which the bytes arrive.  Shared memory serves a load of a warp a
  *          cycle: with those of weights and activations 25 of the 27 to 30 cycles that a
@@ -61,10 +61,9 @@ __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void mat
     const uint16_t *act[TOKENS8];
 #pragma unroll
     for (int b = 0; b < TOKENS8; b++)
-        act[b] = 8 * b + g < l.n_tokens ? l.act + (size_t)(8 * b + g) * l.act_stride + 8 * t : nullptr;
-    const auto activations = [&](int b, int step) {
-        return act[b] ? load16(act[b] + step * 32) : make_uint4(0, 0, 0, 0);
-    };
+        act[b] = l.act + (size_t)min(8 * b + g, l.n_tokens - 1) * l.act_stride + 8 * t;
+    /* sums of tokens that do not exist are not stored: they may be those of the last one */
+    const auto activations = [&](int b, int step, int k) { return load16(act[b] + (size_t)step * 32 + k * 32); };
 
     /* the first weights are under way while the codebook is written and the kernel before ends */
     steps s;

@@ -41,7 +41,7 @@ DEVICE void few_load_weights(few_steps<TYPE, TOKENS8, N> &s, const uint8_t *cons
     typedef few_steps<TYPE, TOKENS8, N> steps;
 #pragma unroll
     for (int i = 0; steps::UNITS && i < N; i++) {
-        const uint8_t *scales = unit_scales<TYPE>(data[i], first / UNIT_STEPS, g);
+        const uint8_t *scales = unit_scales<TYPE>(data[i], (unsigned)first / UNIT_STEPS, g);
         s.scales[i] = load16(scales);
 #pragma unroll
         for (int k = 0; k < steps::STEPS; k++)
@@ -57,8 +57,9 @@ DEVICE void few_load_weights(few_steps<TYPE, TOKENS8, N> &s, const uint8_t *cons
     }
 }
 
-/* Load the activations of a turn that are loaded before it.  act(b, step) returns the 8 activations
- * of token 8b + g that this lane needs for a step. */
+/* Load the activations of a turn that are loaded before it.  act(b, step, k) returns the 8
+ * activations of token 8b + g that this lane needs for step `step` + k; any, if there is no such
+ * token. */
 template <int TYPE, int TOKENS8, int N, class ACT>
 DEVICE void few_load_acts(few_steps<TYPE, TOKENS8, N> &s, const gpu_mat &m, int first, ACT act)
 {
@@ -69,7 +70,7 @@ DEVICE void few_load_acts(few_steps<TYPE, TOKENS8, N> &s, const gpu_mat &m, int 
             break;
 #pragma unroll
         for (int b = 0; b < TOKENS8; b++)
-            s.x[k][b] = act(b, first + k);
+            s.x[k][b] = act(b, first, k);
     }
 }
 
@@ -130,7 +131,7 @@ DEVICE void few_multiply(float (&c)[N][TOKENS8][2][4], few_steps<TYPE, TOKENS8, 
             break;
 #pragma unroll
         for (int b = 0; !steps::EARLY && b < TOKENS8; b++)
-            s.x[k][b] = act(b, first + k);
+            s.x[k][b] = act(b, first, k);
 #pragma unroll
         for (int i = 0; i < N; i++)
             few_step<TYPE, TOKENS8, steps::UNITS>(c[i], s.raw[i][k], steps::UNITS ? word_of(s.scales[i], k) : 0, s.x[k],
@@ -157,7 +158,7 @@ DEVICE void few_rest(float (&c)[N][TOKENS8][2][4], const uint8_t *const (&data)[
         uint4 x[TOKENS8];
 #pragma unroll
         for (int b = 0; b < TOKENS8; b++)
-            x[b] = act(b, step);
+            x[b] = act(b, step, 0);
 #pragma unroll
         for (int i = 0; i < N; i++) {
             raw_step<TYPE> raw;
