@@ -96,10 +96,10 @@ static void add_matvec(struct walk *w, const char *what, const struct mat *const
     const double part_steps = (double)n_steps(m[0]) / parts;
     l.l2_bytes = l.bytes + (double)l.blocks * w->n * 2 * m[0]->cols_padded;
     l.blocks *= (unsigned)parts;
-    /* the first weights, while the codebook is written (256 cycles of stores); the residual of the
-     * sums */
+    /* the first weights, while the codebook is written (256 cycles of stores); the fence after a
+     * part, the count of parts, and the parts */
     l.setup_memory = 1;
-    l.setup_l2 = 1 + (parts > 1 ? 3 : 0);       /* the fence after a part; the count of parts; the parts */
+    l.setup_l2 = parts > 1 ? 3 : 0;
     l.early = fmin(part_steps, warps * steps) * n * (double)m[0]->tile_bytes / n_steps(m[0]);
     l.turns = ceil(part_steps / (warps * steps));
     l.turn_memory = 1;
@@ -338,11 +338,25 @@ static void norm_in_last(struct walk *w)
     w->normed = 1;
 }
 
+/* The values that blocks of the last launch, by matvec, load to finish their sums: a residual from
+ * L2, a bias from memory. */
+static void wait_at_end(struct walk *w, const struct linear *l, int adds, int biased)
+{
+    if (w->out->failed || in_floats(l) || !by_matvec(w))
+        return;
+    struct timed_launch *t = &w->out->launch[w->out->n - 1];
+    if (biased)                         /* the residual arrives before */
+        t->setup_memory++;
+    else if (adds)
+        t->setup_l2++;
+}
+
 /* Follows add_residual(). */
 static void residual(struct walk *w, const char *what, const struct linear *l, const struct norm *post, int index,
                      int mixed)
 {
     linear(w, what, &l, 1);
+    wait_at_end(w, l, !post->present, w->m->config.biases & (mixed ? BIAS_O : BIAS_DOWN));
     if (!post->present && !in_floats(l) && norm_at_end(w, index, mixed))
         norm_in_last(w);
     if (post->present)
@@ -708,6 +722,7 @@ static void mixer(struct walk *w, const struct layer *l, int index)
 {
     const struct linear *const qkv[3] = { &l->q, &l->k, &l->v }, *const gate = &l->q_gate;
     linear(w, "qkv", qkv, 3);
+    wait_at_end(w, &l->v, 0, w->m->config.biases & BIAS_QKV);
     if (w->m->config.attn_gate)
         linear(w, "gate", &gate, 1);
     attention(w, l, index);
