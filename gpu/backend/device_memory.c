@@ -151,12 +151,13 @@ static int plan_states(struct gpu_backend *b, size_t t, struct buffer_place *par
     return n;
 }
 
-/* The most blocks of a launch of gpu_matmul_split() that can be needed for these tiles. */
+/* The most blocks of a launch of gpu_matmul_split() that can be needed for these tiles, also by
+ * wgmma, whose blocks count twice. */
 static int blocks_for(int units, int cols_padded)
 {
     const int stages = (cols_padded / 32 + GPU_SPLIT_STAGE - 1) / GPU_SPLIT_STAGE,
               parts = stages < GPU_SPLIT_PARTS ? stages : GPU_SPLIT_PARTS;
-    return parts < 2 ? 0 : units > GPU_SPLIT_BLOCKS / parts ? GPU_SPLIT_BLOCKS : units * parts;
+    return parts < 2 ? 0 : units > GPU_SPLIT_HOPPER_BLOCKS / parts ? GPU_SPLIT_BLOCKS : 2 * units * parts;
 }
 
 /* The most blocks that store sums of parts of k in one launch of gpu_matmul_split().  A launch

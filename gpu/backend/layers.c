@@ -246,7 +246,7 @@ static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, c
     const struct config *c = &b->m->config;
     const struct dlinear *gate = c->gated ? &l->gate : &l->up, *up = c->gated ? &l->up : NULL;
     *down = (struct input){ .act = act, .stride = b->stride_mlp, .x = b->gate, .ldx = size };
-    if (!in_floats(b, gate) && by_matvec(b) && !in_floats(b, &l->down) && !l->mlp_sub_norm.present &&
+    if (!in_floats(b, gate) && !in_floats(b, &l->down) && !l->mlp_sub_norm.present &&
         (!up || (up->w.type == gate->w.type && up->w.group_shift == gate->w.group_shift &&
                  up->w.n_steps == gate->w.n_steps))) {
         struct gpu_linear fused = begin(b, in, GPU_MLP, 1, 0);
@@ -261,7 +261,10 @@ static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, c
         fused.act_out = act;
         fused.act_out_stride = b->stride_mlp;
         fused.code = in_int8(b, gate) ? b->act_code : NULL;
-        return (fused.code && round_act(b, in, gate->w.cols, e) < 0) || run_matvec(b, &fused, e) < 0 ? -1 : 0;
+        if (by_matvec(b))
+            return (fused.code && round_act(b, in, gate->w.cols, e) < 0) || run_matvec(b, &fused, e) < 0 ? -1 : 0;
+        if (by_split(b) && !fused.code && fused.wgmma && gpu_matmul_split_hopper_takes(b->g, &fused))
+            return gpu_matmul_split(b->g, &fused, e);
     }
     const struct target to[2] = { { gate, b->gate, size }, { up, b->up, size } };
     const int floats = in_floats(b, &l->down), stays = floats || l->mlp_sub_norm.present;

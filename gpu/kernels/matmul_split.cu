@@ -22,6 +22,7 @@
 #include "gpu/prim/split_blocks.cuh"
 #include "gpu/rt/launch.cuh"
 
+enum { ROW_TILES = 4, WARPS = 2 * ROW_TILES, THREADS = WARPS * 32 };
 static_assert((int)ROW_TILES == GPU_SPLIT_TILES && (int)STEPS == GPU_SPLIT_STAGE, "the host counts blocks");
 
 /* Copies of activations to shared memory: two stages of [STEPS][TOKENS][64 bytes], swizzled as in
@@ -178,7 +179,7 @@ void matmul_split_kernel(gpu_linear l, int n_units, int n_parts)
     follow_previous();
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = warp / ROW_TILES, g = lane / 4, t = lane % 4;
     SHARED(uint32_t, shared);
-    const split_block at(l, n_units, n_parts, warp);
+    const split_block<ROW_TILES> at(l, n_units, n_parts, warp);
     const gpu_mat &m = l.w[at.which];
     const uint8_t *data = m.data + (size_t)(at.has_rows ? at.tile : 0) * m.tile_bytes;
     const int first_token = blockIdx.y * TOKENS, begin = at.begin, end = at.end;
@@ -192,7 +193,7 @@ void matmul_split_kernel(gpu_linear l, int n_units, int n_parts)
     else
         multiply_steps<TYPE, TOKENS>(c, data, m, act, 0, begin, end, fill<TYPE, TOKENS>(shared), half, lane);
     float y[2][TOKENS / 4];
-    exchange<TOKENS>(y, c, reinterpret_cast<float4 *>(room), warp, half, lane);
+    exchange<TOKENS, ROW_TILES>(y, c, reinterpret_cast<float4 *>(room), warp, half, lane);
     /* the flag is behind the sums that exchange() stores */
     if (n_parts > 1 && !add_parts<TOKENS>(y, l, room + WARPS * TOKENS * 16, at, n_parts, warp, lane))
         return;

@@ -1,21 +1,22 @@
 /* matmul_split_hopper.cu - matmul_split.cu for nl4 and 33 to 128 tokens on compute capability 9.0,
- * by wgmma: the same blocks and parts, and the same sums in the same order.
+ * by wgmma, and gate and up together with their activation.
  *
- * shapes   as matmul_split.cu
- * tile     a block: 128 rows x 64 tokens, and one of the parts of k, as in prim/split_blocks.cuh.
- *          The four warps of a half are a warpgroup, and their 4 rows of a lane are those of two
- *          wgmma m64n64k16, as in matmul_hopper.cu.  A warpgroup takes units of four steps: weights
- *          go from global memory to registers a unit ahead, and are decoded there into the operand
- *          A; two rows are decoded while the products of the other two run.  Activations, the
- *          operand B, are loaded by the copy engine, a unit ahead; each warpgroup has stages and
- *          barriers of its own, and its first thread starts the copies
- * moves    as matmul_split.cu
- * limit    shared memory, L2 and the tensor cores, at about the same rate.  A step of four warps
- *          takes 128 cycles of the tensor cores, or 160 at the share that they reach, and 177 of
- *          shared memory: 64 for the codebook, 64 for reads of B, 32 for writes of B, and 17 for
- *          weights on their way through L1.  115 instructions of each warp (nvcc 13.0), with those
- *          that start copies, take as many issue slots (calculated)
- * checked  tests/unit/t-gpu-matmul.c, emulated bit for bit against matmul_split.cu */
+ * shapes   as matmul_split.cu; GPU_MLP: gate and up of the same shape
+ * tile     a block: 256 rows x 64 tokens, and one of the parts of k, as in prim/split_blocks.cuh.
+ *          Four warps of a half are a warpgroup, and their 4 rows of a lane are those of two wgmma
+ *          m64n64k16, as in matmul_hopper.cu.  A warpgroup takes units of four steps: weights go
+ *          from global memory to registers a unit ahead, and are decoded there into the operand A;
+ *          two rows are decoded while the products of the other two run.  Activations, the operand
+ *          B, are loaded by the copy engine; both warpgroups of a half read the same stages, and
+ *          the first thread starts the copies
+ * gate up  a block has 128 rows of each, and multiplies them in the end
+ * moves    as matmul_split.cu, but activations once per 256 rows
+ * limit    shared memory, the tensor cores and instructions, at about the same rate.  A step of
+ *          four warps takes 128 cycles of the tensor cores, or 160 at the share that they reach,
+ *          and 161 of shared memory: 64 for the codebook, 64 for reads of B, 16 for writes of B,
+ *          and 17 for weights on their way through L1.  105 instructions of each warp (nvcc 13.0)
+ *          take 140 cycles at the share of issue slots that is reached (calculated)
+ * checked  tests/unit/t-gpu-matmul.c, emulated beside matmul_split.cu */
 #include "gpu/kernels/act_map.cuh"
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/hopper.cuh"
@@ -24,31 +25,38 @@
 #include "gpu/rt/launch.cuh"
 
 enum {
-    TOKENS = 64,
-    TILE_BYTES = TOKENS * 128 /* of two steps */, SLOT_BYTES = AHEAD / 2 * TILE_BYTES, SLOTS = 2,
+    TOKENS = 64, GROUP = 4 /* warps of a warpgroup, and tiles of its rows */,
+    ROW_TILES = 2 * GROUP, WARPS = 2 * ROW_TILES, THREADS = WARPS * 32,
+    TILE_BYTES = TOKENS * 128 /* of two steps */, SLOT_BYTES = AHEAD / 2 * TILE_BYTES,
+    SLOTS = 4, LEAD = 2,        /* a slot is filled LEAD units before it is read */
     ALIGN = 1024,               /* alignment of a tile, as in matmul_hopper.cu */
-    SHARED_BYTES = ALIGN + TABLE_BYTES + 2 * SLOTS * (SLOT_BYTES + 2 * 8),
+    RING_BYTES = SLOTS * SLOT_BYTES + ALIGN, SHARED_BYTES = ALIGN + TABLE_BYTES + 2 * RING_BYTES,
 };
 
-static_assert((int)SLOTS == 2 && (int)AHEAD == (int)UNIT_STEPS, "a warpgroup takes a unit of each stage");
+static_assert((int)ROW_TILES == GPU_SPLIT_HOPPER_TILES && (int)STEPS == GPU_SPLIT_STAGE, "the host counts blocks");
+static_assert((int)AHEAD == (int)UNIT_STEPS, "a warpgroup takes a unit of each stage");
 static_assert(TABLE_BYTES % ALIGN == 0 && TILE_BYTES % ALIGN == 0, "tiles behind the codebook are aligned");
 
-/* The activations of a warpgroup in shared memory. */
+/* The activations of a half in shared memory, [SLOTS][2][TOKENS][128 bytes], swizzled; behind them
+ * its barriers: the bytes of a slot have arrived; all warps have read them. */
 struct act_ring {
-    uint8_t *data;                      /* [SLOTS][2][TOKENS][128 bytes], swizzled */
-    uint64_t *full, *empty;             /* [SLOTS] the bytes have arrived; all warps have read them */
-    int k, token;                       /* of the first unit; the next unit is 2 units of k on */
+    uint8_t *slots;
+    int first;                          /* the first unit; the next one is 2 units on */
 
-    /* Start to copy unit i. */
-    DEVICE void fetch(const tensor_map &act, int i) const
+    DEVICE uint64_t *full(unsigned i) const
     {
-        const int slot = i % SLOTS;
-        barrier_wait(&empty[slot], (i / SLOTS & 1) ^ 1);        /* returns at once in the first round */
-        barrier_expect(&full[slot], SLOT_BYTES);
+        return reinterpret_cast<uint64_t *>(slots + SLOTS * SLOT_BYTES) + i % SLOTS;
+    }
+    DEVICE uint64_t *empty(unsigned i) const { return full(i) + SLOTS; }
+    /* Start to copy unit i. */
+    DEVICE void fetch(const tensor_map &act, unsigned i) const
+    {
+        barrier_wait(empty(i), (i / SLOTS & 1) ^ 1);            /* returns at once in the first round */
+        barrier_expect(full(i), SLOT_BYTES);
 #pragma unroll
         for (int j = 0; j < 2; j++)
-            tensor_load(data + slot * SLOT_BYTES + j * TILE_BYTES, act, k + (i * STEPS + 2 * j) * 32, token,
-                        &full[slot]);
+            tensor_load(slots + i % SLOTS * SLOT_BYTES + j * TILE_BYTES, act,
+                        (first * AHEAD + (int)i * STEPS + 2 * j) * 32, blockIdx.y * TOKENS, full(i));
     }
 };
 
@@ -88,12 +96,12 @@ DEVICE void multiply_pair(pair_sums &c, const pair_operands &a, uint32_t b)
 DEVICE void multiply(pair_sums (&c)[2], const uint8_t *data, const gpu_mat &m, const tensor_map &act,
                      const act_ring &ring, uint32_t *shared, int begin, int end, int half, int warp, int lane)
 {
-    const int g = lane / 4, t = lane % 4, first = begin / AHEAD + half,
+    const int g = lane / 4, t = lane % 4, first = ring.first,
               /* units of this half, and those with four steps */
               n_units = ((end - begin + AHEAD - 1) / AHEAD - half + 1) / 2,
               n_whole = ((end - begin) / AHEAD - half + 1) / 2;
     const bool fetches = warp % ROW_TILES == 0 && lane == 0;
-    const uint32_t tiles = (uint32_t)wgmma_tile(shared_address(ring.data));
+    const uint32_t tiles = (uint32_t)wgmma_tile(shared_address(ring.slots));
     const uint8_t *scales_at = unit_scales<QT_NL4>(data, first, g);
     raw_step<QT_NL4> raw[AHEAD];
     uint4 scales = {};
@@ -106,20 +114,20 @@ DEVICE void multiply(pair_sums (&c)[2], const uint8_t *data, const gpu_mat &m, c
     }
     const lane_table table = lane_fill<QT_NL4, THREADS>(shared);
     wait_for_prerequisites();
-    for (int i = 0; fetches && i < min(SLOTS + 0, n_units); i++)
+    for (int i = 0; fetches && i < min(LEAD + 0, n_units); i++)
         ring.fetch(act, i);
     __syncthreads();
 #pragma unroll 1
     for (int i = 0; i < n_whole; i++) {
-        const int slot = i % SLOTS;
+        const unsigned slot = (unsigned)i % SLOTS;
         const bool more = i + 1 < n_whole;
         const uint32_t b = tiles + slot * (SLOT_BYTES >> 4);
         const uint4 now = scales;
         scales_at += 2 * UNIT_BYTES<QT_NL4>;
-        if (more)
-            scales = load16(scales_at);
 #pragma unroll
         for (int s = 0; s < AHEAD; s++) {
+            if (s == 1 && more)
+                scales = load16(scales_at);
             const uint32_t bytes = word_of(now, s) ^ 0x80808080u;
 #pragma unroll
             for (int p = 0; p < 2; p++) {
@@ -127,13 +135,13 @@ DEVICE void multiply(pair_sums (&c)[2], const uint8_t *data, const gpu_mat &m, c
                 if (p == 1 && more)
                     raw[s].code[0] = load_stream(unit_codes<QT_NL4>(scales_at, s, t));
                 if (s + p == 0)
-                    barrier_wait(&ring.full[slot], i / SLOTS & 1);
+                    barrier_wait(ring.full(i), (unsigned)i / SLOTS & 1);
                 multiply_pair(c[p], a[p], b + s / 2 * (TILE_BYTES >> 4) + s % 2 * 4);
-                if (s + p == 0 && i > 0) {      /* the products of the previous unit have ended */
-                    if (lane == 0)
-                        barrier_arrive(&ring.empty[slot ^ 1]);
-                    if (fetches && i + 1 < n_units)
-                        ring.fetch(act, i + 1);
+                if (s + p == 0) {
+                    if (i > 0 && lane == 0)     /* the products of the previous unit have ended */
+                        barrier_arrive(ring.empty(i - 1));
+                    if (fetches && i + LEAD < n_units)
+                        ring.fetch(act, i + LEAD);
                 }
             }
         }
@@ -141,7 +149,7 @@ DEVICE void multiply(pair_sums (&c)[2], const uint8_t *data, const gpu_mat &m, c
     for (int s = 0, step = (first + 2 * n_whole) * AHEAD; step + s < end; s++) {    /* a unit of fewer steps */
         const int slot = n_whole % SLOTS;
         if (s == 0)
-            barrier_wait(&ring.full[slot], n_whole / SLOTS & 1);
+            barrier_wait(ring.full(n_whole), n_whole / SLOTS & 1);
         raw_step<QT_NL4> r;
         load_step<QT_NL4>(r, data, m, step + s, g, t);
 #pragma unroll
@@ -153,37 +161,100 @@ DEVICE void multiply(pair_sums (&c)[2], const uint8_t *data, const gpu_mat &m, c
     wgmma_wait<0>();
 }
 
-__global__ __launch_bounds__(THREADS, 2)
+/* The sums of a lane with their scales and biases. */
+DEVICE void scale_sums(half_sums<TOKENS> &y, const gpu_linear &l, int which, const uint8_t *data, int row, int rows)
+{
+    const float *bias = l.to[which].bias;
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+        const float scale = ACT_UNIT * float_of(load4(data + 4 * (row % TILE_OF_ROWS + r))),
+                    add = bias && row + r < rows ? bias[row + r] : -0.0f;
+#pragma unroll
+        for (int i = 0; i < TOKENS / 8; i++) {
+            float &v = y[r / 2][i / 2 * 4 + i % 2 + r % 2 * 2];
+            v = v * scale + add;
+        }
+    }
+}
+
+/* Store the activations that gate and up make: the warps of up give their sums to those of gate,
+ * which have the same rows and tokens. */
+DEVICE void finish_mlp(half_sums<TOKENS> &y, const gpu_linear &l, const uint8_t *data, int tile, bool has_rows,
+                       int first_token, float4 *room, int warp, int lane)
+{
+    constexpr int N = TOKENS / 4;
+    const int which = warp / GROUP % 2, g = lane / 4, t = lane % 4, row = tile * TILE_OF_ROWS + 4 * g,
+              rows = l.w[0].rows;
+    float4 *const mine = room + (warp / ROW_TILES * GROUP + warp % GROUP) * (2 * N / 4) * 32 + lane;
+    scale_sums(y, l, which, data, row, rows);
+    __syncthreads();                    /* all warps have read the sums of the other half */
+#pragma unroll
+    for (int i = 0; which && i < 2 * N / 4; i++) {
+        const float *v = y[i / (N / 4)] + i % (N / 4) * 4;
+        mine[i * 32] = make_float4(v[0], v[1], v[2], v[3]);
+    }
+    __syncthreads();
+    if (which || !has_rows)
+        return;
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        const float4 up[2] = { mine[i * 32], mine[(N / 4 + i) * 32] };
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const float by[4] = { k ? up[0].y : up[0].x, k ? up[0].w : up[0].z, k ? up[1].y : up[1].x,
+                                  k ? up[1].w : up[1].z };
+            const int token = first_token + 8 * i + 2 * t + k;
+            if (token >= l.n_tokens)
+                continue;
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                const float h = activation(y[r / 2][4 * i + k + r % 2 * 2], l.function) * by[r];
+                l.act_out[(size_t)token * l.act_out_stride + act_place(row + r, GPU_ACT_TILES)] =
+                    row + r < rows ? act_of(h) : 0;
+            }
+        }
+    }
+}
+
+__global__ __launch_bounds__(THREADS, 1)
 void matmul_split_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map act, int n_units, int n_parts)
 {
     launch_dependents();
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, half = warp / ROW_TILES, g = lane / 4, t = lane % 4;
+    const int lane = threadIdx.x % 32, warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0), half = warp / ROW_TILES,
+              g = lane / 4, t = lane % 4;
     SHARED(uint8_t, shared);
     uint8_t *const table = shared + (ALIGN - shared_address(shared) % ALIGN) % ALIGN, *const room = table + TABLE_BYTES;
-    uint64_t *const barriers = reinterpret_cast<uint64_t *>(room + 2 * SLOTS * SLOT_BYTES);
-    const split_block at(l, n_units, n_parts, warp);
+    split_block<ROW_TILES> at(l, n_units, n_parts, warp);
+    if (l.finish == GPU_MLP) {
+        at.which = warp / GROUP % 2;
+        at.tile = (int)(blockIdx.x % (unsigned)n_units) * GROUP + warp % GROUP;
+        at.has_rows = at.tile < l.w[0].n_tiles;
+    }
     const gpu_mat &m = l.w[at.which];
     const uint8_t *data = m.data + (size_t)(at.has_rows ? at.tile : 0) * m.tile_bytes;
     const int first_token = blockIdx.y * TOKENS;
     if (threadIdx.x == 0) {
         for (int i = 0; i < 2 * SLOTS; i++) {
-            barrier_init(&barriers[i], 1);
-            barrier_init(&barriers[2 * SLOTS + i], ROW_TILES);
+            const act_ring ring = { room + i / SLOTS * RING_BYTES, 0 };
+            barrier_init(ring.full(i), 1);
+            barrier_init(ring.empty(i), ROW_TILES);
         }
         barrier_fence();
     }
     __syncthreads();
-    const act_ring ring = { room + half * SLOTS * SLOT_BYTES, barriers + half * SLOTS, barriers + (2 + half) * SLOTS,
-                            (at.begin + half * AHEAD) * 32, first_token };
+    const act_ring ring = { room + half * RING_BYTES, at.begin / AHEAD + half };
     pair_sums c[2] = {};
     multiply(c, data, m, act, ring, reinterpret_cast<uint32_t *>(table), at.begin, at.end, half, warp, lane);
     float y[2][TOKENS / 4];
-    exchange<TOKENS>(y, c, reinterpret_cast<float4 *>(room), warp, half, lane);
+    exchange<TOKENS, ROW_TILES>(y, c, reinterpret_cast<float4 *>(room), warp, half, lane);
     /* the flag is behind the sums that exchange() stores */
     if (n_parts > 1 && !add_parts<TOKENS>(y, l, reinterpret_cast<unsigned *>(room) + WARPS * TOKENS * 16, at, n_parts,
                                           warp, lane))
         return;
-    if (at.has_rows)
+    if (l.finish == GPU_MLP)
+        finish_mlp(y, l, data, at.tile, at.has_rows, first_token + half * TOKENS / 2, reinterpret_cast<float4 *>(room),
+                   warp, lane);
+    else if (at.has_rows)
         finish_tokens<TOKENS / 16, 4>(y, finish_begin<QT_NL4>(l, l.to[at.which], data, at.tile * 32 + 4 * g, m.rows,
                                                               ACT_UNIT), l, first_token + half * TOKENS / 2,
                                       l.n_tokens, t);
@@ -191,7 +262,8 @@ void matmul_split_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map
 
 extern "C" int gpu_matmul_split_hopper_takes(const struct gpu *g, const struct gpu_linear *l)
 {
-    return gpu_capability(g) == 90 && l->w[0].type == QT_NL4 && l->n_tokens > 32 && l->n_tokens <= GPU_SPLIT_TOKENS;
+    return gpu_capability(g) == 90 && l->w[0].type == QT_NL4 && l->n_tokens > 32 && l->n_tokens <= GPU_SPLIT_TOKENS &&
+           (l->finish != GPU_MLP || (l->n_mats == 2 && l->w[1].rows == l->w[0].rows));
 }
 
 extern "C" int gpu_matmul_split_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e)
@@ -200,13 +272,13 @@ extern "C" int gpu_matmul_split_hopper(struct gpu *g, const struct gpu_linear *l
         return err_set(e, ERR_UNSUPPORTED, "matmul_split_hopper: number format %d, %d tokens", l->w[0].type,
                        l->n_tokens);
     tensor_map act;
-    int units = 0;
-    for (int i = 0; i < l->n_mats; i++)
-        units += gpu_split_units(l->w[i].n_tiles);
-    const int parts = gpu_split_parts(units, l->w[0].n_steps), tiles = (l->n_tokens + TOKENS - 1) / TOKENS;
-    if (parts > 1 && GPU_SPLIT_BYTES(units * parts, tiles * TOKENS) > l->partial_bytes)
+    int units = l->finish == GPU_MLP ? gpu_split_hopper_units(2 * l->w[0].n_tiles) : 0;
+    for (int i = 0; l->finish != GPU_MLP && i < l->n_mats; i++)
+        units += gpu_split_hopper_units(l->w[i].n_tiles);
+    const int parts = gpu_split_hopper_parts(units, l->w[0].n_steps), tiles = (l->n_tokens + TOKENS - 1) / TOKENS;
+    if (parts > 1 && GPU_SPLIT_BYTES(2 * units * parts, tiles * TOKENS) > l->partial_bytes)
         return err_set(e, ERR_LIMIT, "matmul_split: %zu bytes for sums of parts, expected %zu", l->partial_bytes,
-                       GPU_SPLIT_BYTES(units * parts, tiles * TOKENS));
+                       GPU_SPLIT_BYTES(2 * units * parts, tiles * TOKENS));
     if (map_act(g, &act, l, TOKENS, e) < 0)
         return -1;
     return launch(g, "split_hopper", matmul_split_hopper_kernel, dim3((unsigned)(units * parts), (unsigned)tiles),

@@ -24,26 +24,39 @@ int gpu_matvec(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* Multiply up to GPU_SPLIT_TOKENS tokens, whose activations are in GPU_ACT_TILES order, by matrices
  * of one type, which is not f32, with the same group shape.  GPU_MLP is not supported.  A token's
- * result does not depend on n_tokens. */
+ * result does not depend on n_tokens; with wgmma, up to 32 tokens have other bits than more. */
 enum { GPU_SPLIT_TOKENS = 128 };
 int gpu_matmul_split(struct gpu *g, const struct gpu_linear *l, struct err *e);
-/* gpu_matmul_split with wgmma: the sums have the same order, so the bits are the same.  takes: 1 if
- * the device, the format and the number of tokens are supported. */
+/* gpu_matmul_split with wgmma; the order of sums is another one.  takes: 1 if the device, the
+ * format and the number of tokens are supported.  GPU_MLP with gate and up is, too, if they have
+ * the same shape: the activations are stored in GPU_ACT_TILES order. */
 int gpu_matmul_split_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_split_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
 /* The number of groups of tiles that blocks take, and the number of parts into which k is divided,
  * for all matrices of a launch: up to two blocks for each of 132 multiprocessors, of whole stages
- * of 8 steps.  Parts are dropped if the longest one stays as long without them. */
+ * of 8 steps.  Parts are dropped if the longest one stays as long without them.  Blocks of
+ * gpu_matmul_split_hopper() have twice as many tiles, and there is one for each multiprocessor. */
 enum { GPU_SPLIT_TILES = 4, GPU_SPLIT_STAGE = 8, GPU_SPLIT_BLOCKS = 264, GPU_SPLIT_PARTS = 16 };
 static inline int gpu_split_units(int n_tiles) { return (n_tiles + GPU_SPLIT_TILES - 1) / GPU_SPLIT_TILES; }
-static inline int gpu_split_parts(int units, int n_steps)
+static inline int gpu_parts_of(int blocks, int units, int n_steps)
 {
-    const int stages = (n_steps + GPU_SPLIT_STAGE - 1) / GPU_SPLIT_STAGE, most = GPU_SPLIT_BLOCKS / units,
+    const int stages = (n_steps + GPU_SPLIT_STAGE - 1) / GPU_SPLIT_STAGE, most = blocks / units,
               n = most < 1 ? 1 : most < GPU_SPLIT_PARTS ? most : GPU_SPLIT_PARTS, each = (stages + n - 1) / n;
     return (stages + each - 1) / each;
 }
+static inline int gpu_split_parts(int units, int n_steps) { return gpu_parts_of(GPU_SPLIT_BLOCKS, units, n_steps); }
+enum { GPU_SPLIT_HOPPER_TILES = 2 * GPU_SPLIT_TILES, GPU_SPLIT_HOPPER_BLOCKS = GPU_SPLIT_BLOCKS / 2 };
+static inline int gpu_split_hopper_units(int n_tiles)
+{
+    return (n_tiles + GPU_SPLIT_HOPPER_TILES - 1) / GPU_SPLIT_HOPPER_TILES;
+}
+static inline int gpu_split_hopper_parts(int units, int n_steps)
+{
+    return gpu_parts_of(GPU_SPLIT_HOPPER_BLOCKS, units, n_steps);
+}
 /* The room for the sums of parts, for these blocks and tokens (a multiple of 64, or
- * GPU_SPLIT_TOKENS), and the number of counters. */
+ * GPU_SPLIT_TOKENS), and the number of counters.  A block of gpu_matmul_split_hopper() counts as
+ * two. */
 #define GPU_SPLIT_BYTES(blocks, tokens) ((size_t)(blocks) * GPU_SPLIT_TILES * 32 * sizeof(float) * (tokens))
 enum { GPU_SPLIT_TICKETS = GPU_SPLIT_BLOCKS / 2 * (GPU_SPLIT_TOKENS / 64) };
 /* The number of parts into which gpu_matvec() divides k of all tiles of a launch, but not of pairs

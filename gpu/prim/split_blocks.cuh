@@ -1,8 +1,8 @@
 /* split_blocks.cuh - the blocks of matmul_split.cu and matmul_split_hopper.cu: the rows and the
  * part of k that a block takes, and the sums of its warps and of the parts.
  *
- * A block has 128 rows and 8 warps.  Each warp takes 32 rows, and half of the block's part: four of
- * every eight steps (32 k). */
+ * A block has ROW_TILES tiles of 32 rows, and two warps for each of them.  Each warp takes half of
+ * the block's part: four of every eight steps (32 k). */
 #ifndef ZSE_GPU_PRIM_SPLIT_BLOCKS_CUH
 #define ZSE_GPU_PRIM_SPLIT_BLOCKS_CUH
 
@@ -10,13 +10,12 @@
 #include "gpu/prim/prim.cuh"
 
 enum {
-    ROW_TILES = 4, WARPS = 2 * ROW_TILES, THREADS = WARPS * 32,
     AHEAD = 4,                  /* steps that a warp computes in each stage */
     STEPS = 2 * AHEAD,          /* steps of a stage of activations */
 };
 
 /* The place of this block in the grid, and of a warp in the block. */
-struct split_block {
+template <int ROW_TILES> struct split_block {
     int which, tile;            /* the matrix, and the warp's tile of rows */
     bool has_rows;              /* the matrix has this tile */
     int part, in_grid;          /* in_grid: index of the tile of rows and tokens */
@@ -42,8 +41,9 @@ struct split_block {
 template <int TOKENS> using half_sums = float[2][TOKENS / 4];
 
 /* Give the other half's tokens to the warp of the same rows, and add its sums for ours. */
-template <int TOKENS> DEVICE void exchange(half_sums<TOKENS> &y, const float (&c)[2][TOKENS / 2], float4 *room,
-                                           int warp, int half, int lane)
+template <int TOKENS, int ROW_TILES>
+DEVICE void exchange(half_sums<TOKENS> &y, const float (&c)[2][TOKENS / 2], float4 *room, int warp, int half,
+                     int lane)
 {
     constexpr int N = TOKENS / 4;
     __syncthreads();                    /* all warps have read the last stage */
@@ -71,9 +71,11 @@ template <int TOKENS> DEVICE void exchange(half_sums<TOKENS> &y, const float (&c
 
 /* Store the sums of the block's part.  Returns true in the block that is the last to store; y is
  * the sum over all parts there. */
-template <int TOKENS> DEVICE bool add_parts(half_sums<TOKENS> &y, const gpu_linear &l, unsigned *flag,
-                                            const split_block &at, int n_parts, int warp, int lane)
+template <int TOKENS, int ROW_TILES>
+DEVICE bool add_parts(half_sums<TOKENS> &y, const gpu_linear &l, unsigned *flag, const split_block<ROW_TILES> &at,
+                      int n_parts, int warp, int lane)
 {
+    constexpr int WARPS = 2 * ROW_TILES;
     constexpr int N = TOKENS / 8;       /* float4 of a lane */
     float4 *const all = reinterpret_cast<float4 *>(l.partial) +
                         ((size_t)at.in_grid * n_parts * WARPS + warp) * N * 32 + lane;

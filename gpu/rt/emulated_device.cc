@@ -235,7 +235,8 @@ int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size
         err_set(&why, ERR_DEVICE, "emulated:%d: %s: launched while device %d is selected", g->device, name, selected);
         return lose(g, &why, e);
     }
-    if (threads < 1 || threads > EMULATED_THREADS || shared > EMULATED_SHARED || !grid.x || !grid.y || !grid.z ||
+    const size_t most = strstr(name, "hopper") ? EMULATED_SHARED : EMULATED_SHARED_ANY;
+    if (threads < 1 || threads > EMULATED_THREADS || shared > most || !grid.x || !grid.y || !grid.z ||
         grid.y > 65535 || grid.z > 65535)
         return err_set(e, ERR_DEVICE, "kernel %s: a grid of %u x %u x %u blocks of %d threads with %zu bytes of shared memory cannot be launched", name, grid.x, grid.y,
                        grid.z, threads, shared);

@@ -14,8 +14,9 @@
 
 #include "gpu/rt/emulate.h"
 
-/* 99 KB: the most that a block of an sm_86 or sm_89 can have */
-enum { EMULATED_THREADS = 1024, EMULATED_SHARED = 99 << 10 };
+/* the most shared memory of a block: on an sm_86 or sm_89, and for kernels of 9.0 alone, whose
+ * names end in "hopper" */
+enum { EMULATED_THREADS = 1024, EMULATED_SHARED_ANY = 99 << 10, EMULATED_SHARED = 227 << 10 };
 
 struct memory_region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; int pinned; };
 /* A stream runs its work when the host or another stream waits for it, not before, unless

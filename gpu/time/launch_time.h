@@ -58,8 +58,8 @@ struct timed_launch {
     int registers;                      /* of a thread; 0: unknown */
     /* bytes: from and to memory, each once; l2_bytes: of all blocks; flop: useful operations of the
      * tensor cores; done: with those of padding; issue: warp instructions of all blocks.  Of
-     * attention only: shared_bytes, that all blocks read and write in shared memory; exps:
-     * exponentials, with many tokens */
+     * matmul_split and attention only: shared_bytes, that all blocks read and write in shared
+     * memory; exps: exponentials, of attention with many tokens */
     double bytes, l2_bytes, flop, done, issue, shared_bytes, exps;
     int wgmma;
     int follows;                        /* another launch of the step comes before it */

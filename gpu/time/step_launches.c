@@ -160,46 +160,67 @@ static void add_matmul(struct walk *w, const char *what, const struct mat *m)
     add(w, l);
 }
 
-static void add_split(struct walk *w, const char *what, const struct mat *const *m, int n_mats)
+/* Do blocks of split_hopper multiply these matrices? */
+static int by_split_hopper(const struct walk *w, const struct mat *m)
+{
+    return w->wgmma && w->n > 32 && w->n <= GPU_SPLIT_TOKENS && m->type == QT_NL4;
+}
+
+/* pair: gate and up, with their activation. */
+static void add_split(struct walk *w, const char *what, const struct mat *const *m, int n_mats, int pair)
 {
     /* RING: activations of split_hopper with their barriers; L2_CYCLE: bytes that a multiprocessor
-     * loads from L2 in a cycle (assumed) */
-    enum { WARPS = 8, STEPS_AT_ONCE = 4, RING = 1024 + 4 * (16384 + 16), L2_CYCLE = 64 };
+     * loads from L2 in a cycle (assumed); ACTIVATION: instructions of an activation of a lane */
+    enum { RING = 3 * 1024 + 8 * 16384, L2_CYCLE = 64, ACTIVATION = 30, SHARED_CYCLE = 128 };
     const int tokens = w->n <= 32 ? 32 : 64, by_tokens = (int)ceil_of(w->n, tokens), table = has_table(m[0]),
-              wide = tokens == 32, hopper = w->wgmma && tokens == 64 && m[0]->type == QT_NL4;
-    int units = 0;
-    for (int i = 0; i < n_mats; i++)
-        units += gpu_split_units(m[i]->n_tiles);
-    const int parts = gpu_split_parts(units, n_steps(m[0])), stages = (int)ceil_of(n_steps(m[0]), GPU_SPLIT_STAGE),
-              longest = (int)ceil_of(stages, parts);
+              wide = tokens == 32, hopper = by_split_hopper(w, m[0]),
+              tiles = hopper ? GPU_SPLIT_HOPPER_TILES : GPU_SPLIT_TILES, warps = 2 * tiles, loads = loads_of(m[0]);
+    int units = pair ? gpu_split_hopper_units(2 * m[0]->n_tiles) : 0;
+    for (int i = 0; !pair && i < n_mats; i++)
+        units += hopper ? gpu_split_hopper_units(m[i]->n_tiles) : gpu_split_units(m[i]->n_tiles);
+    const int parts = hopper ? gpu_split_hopper_parts(units, n_steps(m[0])) : gpu_split_parts(units, n_steps(m[0])),
+              stages = (int)ceil_of(n_steps(m[0]), GPU_SPLIT_STAGE), longest = (int)ceil_of(stages, parts);
     struct timed_launch l = { .kernel = hopper ? "split_hopper" : "matmul_split", .what = what, .part = TIMED_LINEAR,
-                              .wgmma = hopper, .blocks = (unsigned)(units * parts * by_tokens), .threads = WARPS * 32,
+                              .wgmma = hopper, .blocks = (unsigned)(units * parts * by_tokens), .threads = warps * 32,
                               .shared = (size_t)((table ? wide ? 2 * TABLE_SIZE : TABLE_SIZE : 0) +
                                                  (hopper ? RING : 2 * GPU_SPLIT_STAGE * tokens * 64)) };
     const double each = hopper ? instructions(w, "split-hopper", m[0]->type, "", "90a", &l.registers)
                                : instructions(w, "matmul-split", m[0]->type, wide ? "-32" : "-64", w->g->sm,
                                               &l.registers),
-                 sums = (double)l.blocks * GPU_SPLIT_TILES * TILE_ROWS * tokens * sizeof(float);
+                 sums = (double)l.blocks * tiles * TILE_ROWS * tokens * sizeof(float),
+                 /* steps of a warp in all blocks: all parts take as long as the longest */
+                 steps = (double)l.blocks * longest * GPU_SPLIT_STAGE * tiles;
     for (int i = 0; i < n_mats; i++) {
         l.bytes += (double)m[i]->size;
         l.flop += product(m[i], w->n);
     }
-    l.done = (double)units * by_tokens * GPU_SPLIT_TILES * TILE_ROWS * tokens * 2.0 * m[0]->cols_padded;
-    /* all parts take as long as the longest */
-    l.issue = (double)l.blocks * longest * GPU_SPLIT_STAGE * GPU_SPLIT_TILES * each * loads_of(m[0]);
+    l.done = (double)units * by_tokens * tiles * TILE_ROWS * tokens * 2.0 * m[0]->cols_padded;
+    l.issue = steps * each * loads;
     l.l2_bytes = by_tokens * (l.bytes + 2.0 * units * tokens * m[0]->cols_padded) + (parts > 1 ? 2 * sums : 0);
+    /* of a step of a warp: look-ups of the codes, weights on their way through L1, a write of the
+     * activations for all tiles, and reads of them: by the warp, or by two wgmma of four warps */
+    l.shared_bytes = steps * ((table ? 16 * 128.0 : 0) + STEP_UNIT * loads + tokens * 64.0 / tiles +
+                              tokens * 64.0 / (hopper ? 2 : 1));
     l.setup_memory = 1;
     /* the residual; the sums' fence and counter, and the first loads of sums.  The codebook is
      * written while the first weights are on their way */
-    l.setup_l2 = 1 + (parts > 1 ? 3 : 0);
+    l.setup_l2 = 1;
+    l.alone_l2 = parts > 1 ? 3 : 0;
+    /* the halves of a block exchange sums, those of half the tokens */
+    l.setup_cycles = sums / l.blocks * 2 / SHARED_CYCLE;
+    /* first weights of all warps */
+    if (hopper)
+        l.early = fmin(longest, 1) * GPU_SPLIT_STAGE * tiles * (double)m[0]->tile_bytes / n_steps(m[0]);
     /* the block that stores last loads the sums of all parts, two at a time */
     if (parts > 1)
-        l.setup_cycles = fmax(sums / l.blocks * parts / L2_CYCLE, (ceil(parts / 2.0) - 1) * w->g->l2_cycles);
+        l.alone_cycles = fmax(sums / l.blocks * parts / L2_CYCLE, (ceil(parts / 2.0) - 1) * w->g->l2_cycles);
+    if (pair)
+        l.setup_cycles += tiles / 2.0 * tokens * ACTIVATION / (4 * w->g->issue_share);
     l.turns = longest;
     l.ahead = 1;
     l.turn_memory = 1.0 / by_tokens;
     l.turn_l2 = 1 - l.turn_memory;
-    l.turn_cycles = each * loads_of(m[0]) * STEPS_AT_ONCE;
+    l.turn_cycles = each * loads * GPU_SPLIT_STAGE / 2;
     add(w, l);
 }
 
@@ -245,7 +266,7 @@ static void linear(struct walk *w, const char *what, const struct linear *const 
         if (exact)
             add_f32(w, what, m, n_mats, w->n, 0);
         else if (by_split(w))
-            add_split(w, what, m, n_mats);
+            add_split(w, what, m, n_mats, 0);
         else if (together)
             add_matvec(w, what, m, n_mats, 0);
         else
@@ -369,9 +390,14 @@ static void mlp_up(struct walk *w, const struct layer *l, int size)
     const int gated = w->m->config.gated;
     const struct linear *to[2] = { gated ? &l->gate : &l->up, gated ? &l->up : NULL };
     const int n = gated ? 2 : 1;
-    if (!in_floats(to[0]) && by_matvec(w) && !in_floats(&l->down) && !l->mlp_sub_norm.present &&
-        (n == 1 || alike(&to[0]->w, &to[1]->w))) {
-        add_matvec(w, "gate up", (const struct mat *const[]){ &to[0]->w, n == 2 ? &to[1]->w : NULL }, n, n == 2);
+    const struct mat *const both[2] = { &to[0]->w, n == 2 ? &to[1]->w : NULL };
+    const int split = n == 2 && by_split_hopper(w, both[0]);
+    if (!in_floats(to[0]) && (by_matvec(w) || split) && !in_floats(&l->down) && !l->mlp_sub_norm.present &&
+        (n == 1 || alike(both[0], both[1]))) {
+        if (split)
+            add_split(w, "gate up", both, n, 1);
+        else
+            add_matvec(w, "gate up", both, n, n == 2);
         return;
     }
     linear(w, "gate up", to, n);
