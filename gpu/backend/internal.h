@@ -134,6 +134,9 @@ struct gpu_backend {
     unsigned *tickets;              /* gpu_linear.tickets, gpu_attention.arrived */
     /* the norm whose result the launch before it has left in act and hf; NULL: none */
     const struct dnorm *normed;
+    /* the norm that adds sums to x before it, which the launch before it has left in partial; NULL:
+     * none */
+    const struct dnorm *adds; struct gpu_part_sums sums;
     int32_t *step; size_t step_room;        /* in words of 4 bytes */
     int32_t *ids;                           /* [MAX_DRAWS] the tokens that the last step drew */
     /* host, pinned */

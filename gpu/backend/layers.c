@@ -11,7 +11,8 @@
  * choice stays on the device: launches depend on the number of tokens alone.
  *
  * The norm of the residual has its own launch, except for few tokens after matvec.cu and
- * expert_matvec.cu, whose last block computes it with the same bits.  The only token of a step is
+ * expert_matvec.cu, whose last block computes it with the same bits; after matmul_split_hopper.cu
+ * the norm also adds what the matrix leaves.  The only token of a step is
  * prepared by attention itself, with the same bits, too.
  *
  * With strict, matvec.cu runs once for every 16 tokens, and attn_decode.cu computes all attention:
@@ -127,12 +128,13 @@ static struct gpu_norm norm_of(const struct gpu_backend *b, const struct dnorm *
 static int run_norm(struct gpu_backend *b, const struct dnorm *norm, float *x, uint16_t *act, float *out,
                     struct input *in, struct err *e)
 {
-    const int ready = b->normed == norm;
+    const int ready = b->normed == norm, adds = b->adds == norm;
     *in = (struct input){ .act = act, .stride = b->stride_hidden, .x = b->floats ? out : NULL,
                           .ldx = b->m->config.hidden_size };
     b->normed = NULL;
+    b->adds = NULL;
     const struct gpu_norm o = norm_of(b, norm, x, act, out);
-    return ready ? 0 : gpu_norm(b->g, &o, e);
+    return ready ? 0 : adds ? gpu_norm_parts(b->g, &o, &b->sums, e) : gpu_norm(b->g, &o, e);
 }
 
 /* x += post(y), or x += y if post is absent. */
@@ -206,6 +208,34 @@ static int add_and_norm(struct gpu_backend *b, const struct dlinear *l, const st
     return gpu_matvec(b->g, &o, e) < 0 ? -1 : 1;
 }
 
+/* Leave the sums of parts of l(in) to the norm that follows, which adds them to x.  Returns 1 if it
+ * was launched; 0 if the launch itself has to add them. */
+static int leave_parts(struct gpu_backend *b, const struct dlinear *l, const struct input *in, int index, int half,
+                       struct err *e)
+{
+    const struct dnorm *norm = NULL;
+    struct gpu_linear o = begin(b, in, GPU_PARTS, 1, 0);
+    o.w[0] = l->w;
+    o.n_mats = 1;
+    if (in_floats(b, l) || in_int8(b, l) || !by_split(b) || !o.wgmma || b->o.watch ||
+        !gpu_matmul_split_hopper_takes(b->g, &o))
+        return 0;
+    if (norm_after(b, index, half, &norm, e) < 0)
+        return -1;
+    if (!norm)
+        return 0;
+    const struct gpu_norm after = norm_of(b, norm, b->x, b->act, b->hf);
+    if (!gpu_norm_in_registers(&after))
+        return 0;
+    b->adds = norm;
+    b->sums = (struct gpu_part_sums){ .part = b->partial, .ld = l->w.n_tiles * 32,
+                                      .n_parts = gpu_split_hopper_parts(gpu_split_hopper_units(l->w.n_tiles),
+                                                                        l->w.n_steps),
+                                      .tiles = l->w.data, .tile_bytes = l->w.tile_bytes, .bias = l->bias,
+                                      .scale = b->m->config.residual_scale };
+    return gpu_matmul_split(b->g, &o, e) < 0 ? -1 : 1;
+}
+
 /* x += l(in); if post is present, x += post(l(in)).  If this half of the layer is partial, only y =
  * l(in). */
 static int add_residual(struct gpu_backend *b, const struct dlinear *l, const struct input *in,
@@ -213,9 +243,10 @@ static int add_residual(struct gpu_backend *b, const struct dlinear *l, const st
 {
     const struct config *c = &b->m->config;
     const int partial = is_partial(b, index, half),
-              normed = partial || post->present ? 0 : add_and_norm(b, l, in, index, half, e);
-    if (normed)
-        return normed < 0 ? -1 : 0;
+              normed = partial || post->present ? 0 : add_and_norm(b, l, in, index, half, e),
+              left = normed || partial || post->present ? 0 : leave_parts(b, l, in, index, half, e);
+    if (normed || left)
+        return normed < 0 || left < 0 ? -1 : 0;
     if (partial)
         return run_linear(b, in, &(struct target){ l, b->y, c->hidden_size }, 1, GPU_STORE, 1, 0, e);
     if (!post->present)
@@ -976,6 +1007,7 @@ static int run_group(struct tp_group *t, struct err *e)
 int layers_run(struct gpu_backend *b, struct err *e)
 {
     b->normed = NULL;
+    b->adds = NULL;
     if (b->group)
         return run_group(b->group, e);
     const struct gpu_ropes ropes = ropes_of(b);

@@ -24,12 +24,14 @@ int gpu_matvec(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* Multiply up to GPU_SPLIT_TOKENS tokens, whose activations are in GPU_ACT_TILES order, by matrices
  * of one type, which is not f32, with the same group shape.  GPU_MLP is not supported.  A token's
- * result does not depend on n_tokens; with wgmma, up to 32 tokens have other bits than more. */
+ * result does not depend on n_tokens. */
 enum { GPU_SPLIT_TOKENS = 128 };
 int gpu_matmul_split(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* gpu_matmul_split with wgmma; the order of sums is another one.  takes: 1 if the device, the
  * format and the number of tokens are supported.  GPU_MLP with gate and up is, too, if they have
- * the same shape: the activations are stored in GPU_ACT_TILES order. */
+ * the same shape: the activations are stored in GPU_ACT_TILES order.  GPU_PARTS of one matrix
+ * stores sums [part][n_tokens][32 n_tiles], which are as many as gpu_split_hopper_parts() says, in
+ * partial. */
 int gpu_matmul_split_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_split_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
 /* The number of groups of tiles that blocks take, and the number of parts into which k is divided,
@@ -194,6 +196,9 @@ int gpu_norm(struct gpu *g, const struct gpu_norm *o, struct err *e);
 /* Rows that RMS norms without a residual keep in registers; in_registers: 1 if this one does. */
 #define GPU_NORM_TAKES(cols) ((cols) % 8 == 0 && (cols) <= GPU_NORM_MOST)
 int gpu_norm_in_registers(const struct gpu_norm *o);
+/* Add the sums of parts of k to the rows, and norm them, if gpu_norm_in_registers() allows it;
+ * o->rows is NULL. */
+int gpu_norm_parts(struct gpu *g, const struct gpu_norm *o, const struct gpu_part_sums *s, struct err *e);
 /* Most tokens whose norm the last block of a matrix computes, row after row: with more a launch of
  * its own is faster (calculated, gpu/time). */
 enum { GPU_NORM_TOKENS = 4 };

@@ -80,6 +80,58 @@ __global__ __launch_bounds__(NORM_THREADS) void rms_norm_kernel(struct gpu_norm 
     norm_in_registers(o, blockIdx.x, room);
 }
 
+/* rms_norm_kernel after x += the sums of parts of k, in their order, with the bits of
+ * split_blocks.cuh and finish_tokens(). */
+__global__ __launch_bounds__(NORM_THREADS, 1) void norm_parts_kernel(struct gpu_norm o, struct gpu_part_sums s)
+{
+    launch_dependents();
+    SHARED(float, room);
+    const int row = blockIdx.x;
+    float *const x = o.x + (size_t)row * o.ldx;
+    const float *const part = s.part + (size_t)row * s.ld;
+    norm_runs v, w, scale;
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS; i++)
+#pragma unroll
+        for (int j = 0; j < NORM_RUN; j++) {
+            const int k = (i * NORM_THREADS + threadIdx.x) * NORM_RUN + j;
+            w[i][j] = k < o.cols && o.w ? o.w[k] : 1;
+            scale[i][j] = k < o.cols
+                              ? ACT_UNIT * float_of(load4(s.tiles + (size_t)(k / 32) * s.tile_bytes + k % 32 * 4)) : 0;
+            v[i][j] = 0;
+        }
+    wait_for_prerequisites();
+#pragma unroll 4
+    for (int p = 0; p < s.n_parts; p++)
+#pragma unroll
+        for (int i = 0; i < NORM_RUNS; i++)
+#pragma unroll
+            for (int j = 0; j < NORM_RUN; j += 4) {
+                const int k = (i * NORM_THREADS + threadIdx.x) * NORM_RUN + j;
+                if (k >= o.cols)
+                    continue;
+                const float4 add = *reinterpret_cast<const float4 *>(part + (size_t)p * o.n * s.ld + k);
+                v[i][j] += add.x, v[i][j + 1] += add.y, v[i][j + 2] += add.z, v[i][j + 3] += add.w;
+            }
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS; i++)
+#pragma unroll
+        for (int j = 0; j < NORM_RUN; j += 4) {
+            const int k = (i * NORM_THREADS + threadIdx.x) * NORM_RUN + j;
+            if (k >= o.cols)
+                continue;
+            const float4 old = *reinterpret_cast<const float4 *>(x + k);
+            const float before[4] = { old.x, old.y, old.z, old.w };
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                const float bias = s.bias ? s.bias[k + r] : -0.0f;
+                v[i][j + r] = fmaf(s.scale, v[i][j + r] * scale[i][j + r] + bias, before[r]);
+            }
+            *reinterpret_cast<float4 *>(x + k) = make_float4(v[i][j], v[i][j + 1], v[i][j + 2], v[i][j + 3]);
+        }
+    norm_runs_of(v, w, o, row, room);
+}
+
 /* Whether rows of ld floats from p on begin at multiples of 16 bytes. */
 static int aligned(const float *p, int ld) { return ((uintptr_t)p & 15) == 0 && ld % 4 == 0; }
 
@@ -94,6 +146,14 @@ extern "C" int gpu_norm(struct gpu *g, const struct gpu_norm *o, struct err *e)
     if (gpu_norm_in_registers(o))
         return launch(g, "norm", rms_norm_kernel, dim3((unsigned)o->n), NORM_THREADS, 32 * sizeof(float), e, *o);
     return launch(g, "norm", norm_kernel, dim3((unsigned)o->n), BLOCK, 32 * sizeof(float), e, *o);
+}
+
+extern "C" int gpu_norm_parts(struct gpu *g, const struct gpu_norm *o, const struct gpu_part_sums *s, struct err *e)
+{
+    if (!gpu_norm_in_registers(o) || o->rows || !aligned(s->part, s->ld))
+        return err_set(e, ERR_SHAPE, "norm_parts: rows of %d columns, %d apart", o->cols, o->ldx);
+    return launch(g, "norm_parts", norm_parts_kernel, dim3((unsigned)o->n), NORM_THREADS, 32 * sizeof(float), e, *o,
+                  *s);
 }
 
 __global__ __launch_bounds__(BLOCK) void act_mul_kernel(const float *gate, const float *up, int cols, int function,

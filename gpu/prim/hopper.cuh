@@ -103,9 +103,9 @@ template <int N> DEVICE void wgmma_wait() { EITHER(asm volatile("wgmma.wait_grou
                                                                 : "memory"), emulated_wgmma_wait(N)); }
 
 /* Start c[64][N] = a[64][16] b[16][N] (+ c if add is not 0), f16 in, f32 out, without waiting; N is
- * 64 or 128, and c has N / 2 registers.  Of the rows 16w .. 16w + 15, lane 4g + t of warp w holds
- * the same elements as in mma_f16 (prim.cuh): those of a in a[0..3], and those of the columns 8i ..
- * 8i + 7 in c[4i .. 4i + 3]. */
+ * 32, 64 or 128, and c has N / 2 registers.  Of the rows 16w .. 16w + 15, lane 4g + t of warp w
+ * holds the same elements as in mma_f16 (prim.cuh): those of a in a[0..3], and those of the columns
+ * 8i .. 8i + 7 in c[4i .. 4i + 3]. */
 #ifdef __CUDACC__
 #define C8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
 #define A4 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
@@ -137,6 +137,20 @@ DEVICE void wgmma_f16(float (&c)[32], const uint32_t a[4], uint64_t b, int add)
                  "}" : C8(0), C8(8), C8(16), C8(24) : A4, "l"(b), "r"(add) : "memory");
 #else
     emulated_wgmma(c, a, b, add, 64);
+#endif
+}
+DEVICE void wgmma_f16(float (&c)[16], const uint32_t a[4], uint64_t b, int add)
+{
+#ifdef __CUDACC__
+    asm volatile("{\n"
+                 ".reg .pred more;\n"
+                 "setp.ne.b32 more, %21, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+                 "{%16, %17, %18, %19}, %20, more, 1, 1, 0;\n"
+                 "}" : C8(0), C8(8) : A4, "l"(b), "r"(add) : "memory");
+#else
+    emulated_wgmma(c, a, b, add, 32);
 #endif
 }
 #ifdef __CUDACC__

@@ -8,25 +8,13 @@
 enum { NORM_THREADS = 512, NORM_RUN = 8, NORM_RUNS = 2 };       /* a thread has runs of neighbours */
 static_assert(NORM_THREADS * NORM_RUN * NORM_RUNS == GPU_NORM_MOST, "a row fits");
 
-/* The RMS norm of a row of runs, without a residual.  Addresses are multiples of 16.  room: 32
- * floats of shared memory. */
-DEVICE void norm_in_registers(const struct gpu_norm &o, int row, float *room)
+/* A thread's runs of a row; 0 beyond the last column. */
+typedef float norm_runs[NORM_RUNS][NORM_RUN];
+
+/* Norm and store a row; w: factors. */
+DEVICE void norm_runs_of(norm_runs &v, const norm_runs &w, const struct gpu_norm &o, int row, float *room)
 {
-    const float *x = o.x + (size_t)(o.rows ? o.rows[row] : row) * o.ldx;
-    float v[NORM_RUNS][NORM_RUN], w[NORM_RUNS][NORM_RUN], sum = 0;
-#pragma unroll
-    for (int i = 0; i < NORM_RUNS; i++)
-#pragma unroll
-        for (int j = 0; j < NORM_RUN; j += 4) {
-            const int k = (i * NORM_THREADS + threadIdx.x) * NORM_RUN + j;
-            float4 a = make_float4(0, 0, 0, 0), b = make_float4(1, 1, 1, 1);
-            if (k < o.cols && o.w)
-                b = *reinterpret_cast<const float4 *>(o.w + k);
-            if (k < o.cols)
-                a = *reinterpret_cast<const float4 *>(x + k);
-            v[i][j] = a.x, v[i][j + 1] = a.y, v[i][j + 2] = a.z, v[i][j + 3] = a.w;
-            w[i][j] = b.x, w[i][j + 1] = b.y, w[i][j + 2] = b.z, w[i][j + 3] = b.w;
-        }
+    float sum = 0;
 #pragma unroll
     for (int i = 0; i < NORM_RUNS * NORM_RUN; i++)
         sum = fmaf((&v[0][0])[i], (&v[0][0])[i], sum);
@@ -49,6 +37,28 @@ DEVICE void norm_in_registers(const struct gpu_norm &o, int row, float *room)
             *reinterpret_cast<uint32_t *>(o.act + (size_t)row * o.act_stride + act_place(k + j, o.order)) =
                 pack_half_clamped(v[i][j] * (1 / ACT_UNIT), v[i][j + 4] * (1 / ACT_UNIT));
     }
+}
+
+/* The RMS norm of a row of runs, without a residual.  Addresses are multiples of 16.  room: 32
+ * floats of shared memory. */
+DEVICE void norm_in_registers(const struct gpu_norm &o, int row, float *room)
+{
+    const float *x = o.x + (size_t)(o.rows ? o.rows[row] : row) * o.ldx;
+    norm_runs v, w;
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS; i++)
+#pragma unroll
+        for (int j = 0; j < NORM_RUN; j += 4) {
+            const int k = (i * NORM_THREADS + threadIdx.x) * NORM_RUN + j;
+            float4 a = make_float4(0, 0, 0, 0), b = make_float4(1, 1, 1, 1);
+            if (k < o.cols && o.w)
+                b = *reinterpret_cast<const float4 *>(o.w + k);
+            if (k < o.cols)
+                a = *reinterpret_cast<const float4 *>(x + k);
+            v[i][j] = a.x, v[i][j + 1] = a.y, v[i][j + 2] = a.z, v[i][j + 3] = a.w;
+            w[i][j] = b.x, w[i][j + 1] = b.y, w[i][j + 2] = b.z, w[i][j + 3] = b.w;
+        }
+    norm_runs_of(v, w, o, row, room);
 }
 
 /* Norm rows 0 .. n - 1, in a call: inlined, it would take still more registers. */

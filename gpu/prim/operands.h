@@ -43,6 +43,13 @@ struct gpu_norm {
     enum gpu_act_order order;           /* order of act */
     int n, cols;
 };
+/* Sums of parts of k as gpu_matmul_split_hopper() leaves them: part [n_parts][n][ld].  They are to
+ * be added to the rows of a norm: x += scale * (sum over the parts * scale of the row + bias). */
+struct gpu_part_sums {
+    const float *part; int n_parts, ld;
+    const uint8_t *tiles; uint64_t tile_bytes;  /* of the matrix: tiles begin with the scales of 32 rows */
+    const float *bias; float scale;             /* bias: NULL: none */
+};
 enum { GPU_NORM_MOST = 8192 };          /* most columns of a row that a block keeps in registers */
 
 /* The use of y = w x + bias. */
@@ -51,6 +58,7 @@ enum gpu_finish {
     GPU_ADD,            /* out += scale * y */
     GPU_MLP,            /* act = f(y) * up(x), or f(y): activations for the next linear layer */
     GPU_LOGITS,         /* out = cap(scale * y), cap = limit * tanh(. / limit) if limit > 0 */
+    GPU_PARTS,          /* partial = sums of parts of k, for gpu_norm_parts() */
 };
 struct gpu_output {
     const float *bias;                  /* [rows] or NULL */

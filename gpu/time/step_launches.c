@@ -25,6 +25,7 @@ struct walk {
     int n;                      /* tokens of the step, with padding */
     int n_seqs, splits, n_tiles, wgmma;
     int normed;                 /* the launch before has computed the next layer's norm */
+    int parts;                  /* parts of sums that the launch before leaves to the next norm */
 };
 
 static void add(struct walk *w, struct timed_launch l)
@@ -163,17 +164,18 @@ static void add_matmul(struct walk *w, const char *what, const struct mat *m)
 /* Do blocks of split_hopper multiply these matrices? */
 static int by_split_hopper(const struct walk *w, const struct mat *m)
 {
-    return w->wgmma && w->n > 32 && w->n <= GPU_SPLIT_TOKENS && m->type == QT_NL4;
+    return w->wgmma && w->n > GPU_MATVEC_TOKENS && w->n <= GPU_SPLIT_TOKENS && m->type == QT_NL4;
 }
 
-/* pair: gate and up, with their activation. */
-static void add_split(struct walk *w, const char *what, const struct mat *const *m, int n_mats, int pair)
+/* L2_CYCLE: bytes that a multiprocessor loads from L2 in a cycle (assumed). */
+enum split_end { SPLIT_STORE, SPLIT_MLP /* gate and up */, SPLIT_PARTS /* for the norm that follows */, L2_CYCLE = 64 };
+static void add_split(struct walk *w, const char *what, const struct mat *const *m, int n_mats, enum split_end ends)
 {
-    /* RING: activations of split_hopper with their barriers; L2_CYCLE: bytes that a multiprocessor
-     * loads from L2 in a cycle (assumed); ACTIVATION: instructions of an activation of a lane */
-    enum { RING = 3 * 1024 + 8 * 16384, L2_CYCLE = 64, ACTIVATION = 30, SHARED_CYCLE = 128 };
+    enum { ACTIVATION = 30 /* instructions of an activation of a lane */, SHARED_CYCLE = 128 };
     const int tokens = w->n <= 32 ? 32 : 64, by_tokens = (int)ceil_of(w->n, tokens), table = has_table(m[0]),
-              wide = tokens == 32, hopper = by_split_hopper(w, m[0]),
+              hopper = by_split_hopper(w, m[0]), wide = tokens == 32 && !hopper, pair = ends == SPLIT_MLP,
+              /* activations of split_hopper with their barriers */
+              ring = 3 * 1024 + 8 * tokens * 256,
               tiles = hopper ? GPU_SPLIT_HOPPER_TILES : GPU_SPLIT_TILES, warps = 2 * tiles, loads = loads_of(m[0]);
     int units = pair ? gpu_split_hopper_units(2 * m[0]->n_tiles) : 0;
     for (int i = 0; !pair && i < n_mats; i++)
@@ -183,9 +185,10 @@ static void add_split(struct walk *w, const char *what, const struct mat *const 
     struct timed_launch l = { .kernel = hopper ? "split_hopper" : "matmul_split", .what = what, .part = TIMED_LINEAR,
                               .wgmma = hopper, .blocks = (unsigned)(units * parts * by_tokens), .threads = warps * 32,
                               .shared = (size_t)((table ? wide ? 2 * TABLE_SIZE : TABLE_SIZE : 0) +
-                                                 (hopper ? RING : 2 * GPU_SPLIT_STAGE * tokens * 64)) };
-    const double each = hopper ? instructions(w, "split-hopper", m[0]->type, "", "90a", &l.registers)
-                               : instructions(w, "matmul-split", m[0]->type, wide ? "-32" : "-64", w->g->sm,
+                                                 (hopper ? ring : 2 * GPU_SPLIT_STAGE * tokens * 64)) };
+    const double each = hopper ? instructions(w, "split-hopper", m[0]->type, tokens == 32 ? "-32" : "-64", "90a",
+                                              &l.registers)
+                               : instructions(w, "matmul-split", m[0]->type, tokens == 32 ? "-32" : "-64", w->g->sm,
                                               &l.registers),
                  sums = (double)l.blocks * tiles * TILE_ROWS * tokens * sizeof(float),
                  /* steps of a warp in all blocks: all parts take as long as the longest */
@@ -196,7 +199,8 @@ static void add_split(struct walk *w, const char *what, const struct mat *const 
     }
     l.done = (double)units * by_tokens * tiles * TILE_ROWS * tokens * 2.0 * m[0]->cols_padded;
     l.issue = steps * each * loads;
-    l.l2_bytes = by_tokens * (l.bytes + 2.0 * units * tokens * m[0]->cols_padded) + (parts > 1 ? 2 * sums : 0);
+    l.l2_bytes = by_tokens * (l.bytes + 2.0 * units * tokens * m[0]->cols_padded) +
+                 (ends == SPLIT_PARTS ? sums : parts > 1 ? 2 * sums : 0);
     /* of a step of a warp: look-ups of the codes, weights on their way through L1, a write of the
      * activations for all tiles, and reads of them: by the warp, or by two wgmma of four warps */
     l.shared_bytes = steps * ((table ? 16 * 128.0 : 0) + STEP_UNIT * loads + tokens * 64.0 / tiles +
@@ -204,15 +208,15 @@ static void add_split(struct walk *w, const char *what, const struct mat *const 
     l.setup_memory = 1;
     /* the residual; the sums' fence and counter, and the first loads of sums.  The codebook is
      * written while the first weights are on their way */
-    l.setup_l2 = 1;
-    l.alone_l2 = parts > 1 ? 3 : 0;
+    l.setup_l2 = ends != SPLIT_PARTS;
+    l.alone_l2 = parts > 1 && ends != SPLIT_PARTS ? 3 : 0;
     /* the halves of a block exchange sums, those of half the tokens */
     l.setup_cycles = sums / l.blocks * 2 / SHARED_CYCLE;
     /* first weights of all warps */
     if (hopper)
         l.early = fmin(longest, 1) * GPU_SPLIT_STAGE * tiles * (double)m[0]->tile_bytes / n_steps(m[0]);
     /* the block that stores last loads the sums of all parts, two at a time */
-    if (parts > 1)
+    if (parts > 1 && ends != SPLIT_PARTS)
         l.alone_cycles = fmax(sums / l.blocks * parts / L2_CYCLE, (ceil(parts / 2.0) - 1) * w->g->l2_cycles);
     if (pair)
         l.setup_cycles += tiles / 2.0 * tokens * ACTIVATION / (4 * w->g->issue_share);
@@ -266,7 +270,7 @@ static void linear(struct walk *w, const char *what, const struct linear *const 
         if (exact)
             add_f32(w, what, m, n_mats, w->n, 0);
         else if (by_split(w))
-            add_split(w, what, m, n_mats, 0);
+            add_split(w, what, m, n_mats, SPLIT_STORE);
         else if (together)
             add_matvec(w, what, m, n_mats, 0);
         else
@@ -313,12 +317,29 @@ static void add_rows(struct walk *w, const char *kernel, const char *what, int n
                                   .issue = (double)n * cols / 32 * 30 });
 }
 
+/* Let the norm that was added last add sums of parts to its rows: it loads those of four parts at
+ * once. */
+static void add_parts(struct walk *w)
+{
+    if (w->out->failed)
+        return;
+    struct timed_launch *t = &w->out->launch[w->out->n - 1];
+    const double row = sizeof(float) * (double)w->m->config.hidden_size;
+    t->kernel = "norm_parts";
+    t->l2_bytes += row * w->n;
+    t->setup_l2 += ceil(w->parts / 4.0);
+    t->setup_cycles += w->parts * row * fmax(1.0 / L2_CYCLE, w->n * w->g->clock / w->g->l2);
+}
+
 /* The norm of a layer's input, unless the launch before has computed it. */
 static void input_norm(struct walk *w, const struct norm *norm_of)
 {
     if (!w->normed)
         model_norm(w, "norm", norm_of, w->n, w->m->config.hidden_size);
+    if (w->parts)
+        add_parts(w);
     w->normed = 0;
+    w->parts = 0;
 }
 
 /* Follows norm_after(), of a model that is on the device.  mixed: after the mixer. */
@@ -332,13 +353,17 @@ static const struct norm *norm_after(const struct walk *w, int index, int mixed)
     return index + 1 < c->n_layers && c->mixer[index + 1] != MIXER_NONE ? &w->m->layers[index + 1].attn_norm : NULL;
 }
 
-/* Follows norm_at_end(). */
-static int norm_at_end(const struct walk *w, int index, int mixed)
+/* Does a norm that keeps its rows in registers follow? */
+static int norm_follows(const struct walk *w, int index, int mixed)
 {
     const struct config *c = &w->m->config;
     const struct norm *next = norm_after(w, index, mixed);
-    return next && next->present && !next->b && c->norm != NORM_LAYER && GPU_NORM_TAKES(c->hidden_size) &&
-           w->n <= GPU_NORM_TOKENS;
+    return next && next->present && !next->b && c->norm != NORM_LAYER && GPU_NORM_TAKES(c->hidden_size);
+}
+/* Follows norm_at_end(). */
+static int norm_at_end(const struct walk *w, int index, int mixed)
+{
+    return w->n <= GPU_NORM_TOKENS && norm_follows(w, index, mixed);
 }
 
 /* Let the last block of the last launch norm the residual. */
@@ -372,10 +397,16 @@ static void wait_at_end(struct walk *w, const struct linear *l, int adds, int bi
         t->setup_l2++;
 }
 
-/* Follows add_residual(). */
+/* Follows add_residual() and leave_parts(). */
 static void residual(struct walk *w, const char *what, const struct linear *l, const struct norm *post, int index,
                      int mixed)
 {
+    const struct mat *const m = &l->w;
+    if (!post->present && by_split_hopper(w, m) && norm_follows(w, index, mixed)) {
+        w->parts = gpu_split_hopper_parts(gpu_split_hopper_units(m->n_tiles), n_steps(m));
+        add_split(w, what, &m, 1, SPLIT_PARTS);
+        return;
+    }
     linear(w, what, &l, 1);
     wait_at_end(w, l, !post->present, w->m->config.biases & (mixed ? BIAS_O : BIAS_DOWN));
     if (!post->present && !in_floats(l) && norm_at_end(w, index, mixed))
@@ -395,7 +426,7 @@ static void mlp_up(struct walk *w, const struct layer *l, int size)
     if (!in_floats(to[0]) && (by_matvec(w) || split) && !in_floats(&l->down) && !l->mlp_sub_norm.present &&
         (n == 1 || alike(both[0], both[1]))) {
         if (split)
-            add_split(w, "gate up", both, n, 1);
+            add_split(w, "gate up", both, n, SPLIT_MLP);
         else
             add_matvec(w, "gate up", both, n, n == 2);
         return;

@@ -368,8 +368,9 @@ bool decode_hopper(assembler &as, const statement &s, op &o)
         o.imm = (int64_t)s.o[0].value;
         o.run = run_wgmma_wait;
     } else if (s.full == "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" ||
-               s.full == "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16") {
-        const size_t registers = s.has("m64n128k16") ? 64 : 32;
+               s.full == "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16" ||
+               s.full == "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16") {
+        const size_t registers = s.has("m64n128k16") ? 64 : s.has("m64n64k16") ? 32 : 16;
         if (s.o.size() != 7 || s.o[0].v.size() != registers || s.o[1].v.size() != 4 || s.o[4].value != 1 ||
             s.o[5].value != 1 || s.o[6].value != 0)
             return false;

@@ -562,9 +562,8 @@ static void split(void **state)
                         memcpy(first + (l.wgmma * MATS + i) * MOST * LDO, out, MOST * LDO * 4);
                         compare(&m[i], out, LDO, x, MOST, MATMUL, NULL, "matmul_split");
                     }
-                    /* 17 tokens are too few for wgmma, whose sums have another order */
-                    const int by = l.n_tokens > 32 ? l.wgmma : 0;
-                    assert_memory_equal(out, first + (by * MATS + i) * MOST * LDO, (size_t)(l.n_tokens * LDO) * 4);
+                    /* wgmma sums in another order */
+                    assert_memory_equal(out, first + (l.wgmma * MATS + i) * MOST * LDO, (size_t)(l.n_tokens * LDO) * 4);
                 }
             }
         }
@@ -586,10 +585,10 @@ static void split(void **state)
             free(data[i]);
     }
     free(before), free(out), free(first);
-    struct gpu_linear l = { .w = { { .type = QT_NL4 } }, .n_tokens = 33 };
+    struct gpu_linear l = { .w = { { .type = QT_NL4 } }, .n_tokens = 17 };
     const int wgmma = gpu_capability(device) == 90;
     assert_int_equal(gpu_matmul_split_hopper_takes(device, &l), wgmma);
-    l.n_tokens = 32;
+    l.n_tokens = 16;
     assert_int_equal(gpu_matmul_split_hopper_takes(device, &l), 0);
     assert_int_equal(gpu_matmul_split_hopper(device, &l, &why), -1);
     l.n_tokens = 64;
@@ -603,7 +602,7 @@ static void gate_up(void **state)
 {
     (void)state;
     enum { MOST = 128, ROWS = 70, PADDED = 96 };
-    static const int n_cols[] = { 96, 640, 1400 }, n_tokens[] = { 33, MOST };
+    static const int n_cols[] = { 96, 640, 1400 }, n_tokens[] = { 17, 33, MOST };
     struct rng r = { 12 };
     const struct gpu_linear any = { .w = { { .type = QT_NL4 } }, .n_mats = 2, .n_tokens = 33, .finish = GPU_MLP };
     if (!gpu_matmul_split_hopper_takes(device, &any))
@@ -650,6 +649,69 @@ static void gate_up(void **state)
                 assert_int_equal(got[i], 0xffff);
         }
         free(act), free(x), free(data[0]), free(data[1]);
+    }
+}
+
+/* A norm that adds the sums of parts of k: the bits of the launch that adds them itself, and of the
+ * norm of its own. */
+static void parts_in_norm(void **state)
+{
+    (void)state;
+    enum { MOST = 70, ROWS = 200, PADDED = 224 };
+    static const int n_cols[] = { 96, 640, 1400 }, n_tokens[] = { 17, MOST };
+    struct rng r = { 13 };
+    const struct gpu_linear any = { .w = { { .type = QT_NL4 } }, .n_mats = 1, .n_tokens = 17, .finish = GPU_PARTS };
+    if (!gpu_matmul_split_hopper_takes(device, &any))
+        skip();
+    for (size_t k = 0; k < sizeof n_cols / sizeof *n_cols; k++) {
+        const int cols = n_cols[k];
+        struct mat m;
+        uint8_t *data = random_mat(&m, QT_NL4, 32, ROWS, cols, &r);
+        float *x = malloc((size_t)(MOST * cols) * sizeof *x), *rows = malloc(MOST * ROWS * sizeof *rows),
+              bias[ROWS], weights[ROWS];
+        for (int i = 0; i < MOST * cols; i++)
+            x[i] = uniform(&r, -1, 1);
+        for (int i = 0; i < MOST * ROWS; i++)
+            rows[i] = uniform(&r, -1, 1);
+        for (int i = 0; i < ROWS; i++) {
+            bias[i] = uniform(&r, -1, 1);
+            weights[i] = uniform(&r, -1, 1);
+        }
+        uint16_t *act = pack_act(x, MOST, cols, m.cols_padded, GPU_ACT_TILES);
+        struct gpu_linear l = { .n_mats = 1, .scale = 0.5f, .wgmma = 1, .act_stride = m.cols_padded,
+                                .act = to_device(act, (size_t)(MOST * m.cols_padded) * 2),
+                                .partial = on_device(GPU_SPLIT_BYTES(GPU_SPLIT_BLOCKS, 128)),
+                                .partial_bytes = GPU_SPLIT_BYTES(GPU_SPLIT_BLOCKS, 128),
+                                .tickets = on_device(GPU_SPLIT_TICKETS * sizeof *l.tickets) };
+        l.w[0] = gpu_mat_of(&m, to_device(data, m.size));
+        OK(gpu_fill(device, GPU_COMPUTE, l.tickets, 0, GPU_SPLIT_TICKETS * sizeof *l.tickets, &why));
+        for (size_t c = 0; c < sizeof n_tokens / sizeof *n_tokens; c++) {
+            uint16_t got[2][MOST * PADDED];
+            float sums[2][MOST * ROWS];
+            l.n_tokens = n_tokens[c];
+            for (int parts = 0; parts < 2; parts++) {
+                float *out = to_device(rows, MOST * ROWS * 4);
+                const struct gpu_norm norm = { .present = 1, .w = to_device(weights, sizeof weights), .eps = 1e-5f,
+                                               .x = out, .ldx = ROWS, .act = on_device(sizeof got[0]),
+                                               .act_stride = PADDED, .order = GPU_ACT_TILES, .n = l.n_tokens,
+                                               .cols = ROWS };
+                l.to[0] = (struct gpu_output){ to_device(bias, sizeof bias), out, ROWS };
+                l.finish = parts ? GPU_PARTS : GPU_ADD;
+                const struct gpu_part_sums s = {
+                    .part = l.partial, .ld = m.n_tiles * 32, .tiles = l.w[0].data, .tile_bytes = m.tile_bytes,
+                    .n_parts = gpu_split_hopper_parts(gpu_split_hopper_units(m.n_tiles), l.w[0].n_steps),
+                    .bias = l.to[0].bias, .scale = l.scale };
+                assert_true(cols < 640 || s.n_parts > 1);
+                OK(gpu_fill(device, GPU_COMPUTE, norm.act, 0xff, sizeof got[0], &why));
+                OK(gpu_matmul_split(device, &l, &why));
+                OK(parts ? gpu_norm_parts(device, &norm, &s, &why) : gpu_norm(device, &norm, &why));
+                from_device(sums[parts], out, sizeof sums[0]);
+                from_device(got[parts], norm.act, sizeof got[0]);
+            }
+            assert_memory_equal(sums[0], sums[1], sizeof sums[0]);
+            assert_memory_equal(got[0], got[1], sizeof got[0]);
+        }
+        free(act), free(x), free(rows), free(data);
     }
 }
 
@@ -795,6 +857,7 @@ int main(void)
             cmocka_unit_test(matmul_hopper),
         cmocka_unit_test(every_count), cmocka_unit_test(endings), cmocka_unit_test(normed), cmocka_unit_test(divided),
         cmocka_unit_test(many), cmocka_unit_test(parts_of_k), cmocka_unit_test(split), cmocka_unit_test(gate_up),
+        cmocka_unit_test(parts_in_norm),
         cmocka_unit_test(neighbours), cmocka_unit_test(refused),
         cmocka_unit_test(embedding), cmocka_unit_test(heads),
     };
