@@ -38,7 +38,7 @@ template <int N> constexpr int THREADS = TEAMS<N> * WARPS * 32;
 static_assert(THREADS<1> == NORM_THREADS, "blocks norm the rows of sums");
 template <int N> constexpr int SUMS = WARPS * N * PAIRS * PAD_ROWS;     /* of a team */
 /* Blocks of a multiprocessor for which registers are limited, as in matvec.cu; 0: they are not. */
-template <int TYPE, int N> constexpr int RESIDENT = few_steps<TYPE, 1, N>::UNITS && N == 1 ? BLOCKS_PER_SM : 0;
+template <int TYPE, int N> constexpr int RESIDENT = few_steps<TYPE, 1, N>::WHOLE && N == 1 ? BLOCKS_PER_SM : 0;
 
 /* Tile i of a list of n; none: no pairs. */
 DEVICE gpu_expert_tile tile_at(const gpu_expert_tile *tiles, int i, int n)
@@ -119,7 +119,7 @@ __global__ __launch_bounds__(THREADS<N>, RESIDENT<TYPE, N>) void expert_matvec_k
             for (int j = 0; j < N && row < m.rows; j++) {
                 for (int w = 0; w < WARPS; w++)
                     y[j] += sums[((w * N + j) * PAIRS + at) * PAD_ROWS + in_tile];
-                y[j] *= f::row_scale ? ACT_UNIT * float_of(load4(data[j] + 4 * in_tile)) : ACT_UNIT;
+                y[j] *= f::row_scale ? ACT_UNIT * float_of(load4(data[j] + 4 * in_tile)) : FEW_UNIT<TYPE>;
                 y[j] = expert_biased(o.w[j], e.expert, row, y[j]);
             }
             if (N == 2)

@@ -3,7 +3,7 @@
 #ifndef ZSE_GPU_PRIM_FEW_TOKENS_CUH
 #define ZSE_GPU_PRIM_FEW_TOKENS_CUH
 
-#include "gpu/prim/weights.cuh"
+#include "gpu/prim/code_sums.cuh"
 
 enum { PAD_ROWS = 36 };                 /* 36: lanes that store 4 rows of token 2t have no bank conflicts */
 
@@ -22,9 +22,14 @@ template <int TOKENS8, int N> DEVICE void store_sums(float *to, const float (&c)
 
 /* The weights and activations of a turn of a warp: STEPS steps of a lane, as loaded. */
 template <int TYPE, int TOKENS8, int N> struct few_steps {
-    static constexpr int LOADS = format<TYPE>::raw * N, STEPS = LOADS >= 8 ? 1 : LOADS >= 4 ? 2 : 4;
+    /* whether sums of codes are computed; for 8 bits the registers of two blocks hold two steps */
+    static constexpr bool CODES = BY_CODES<TYPE>;
+    static constexpr int LOADS = format<TYPE>::raw * N,
+                         STEPS = LOADS >= 8 ? 1 : LOADS >= 4 || (CODES && LOADS == 2 * N) ? 2 : 4;
     /* whether a turn is a unit of four groups of 32 k, whose scales are loaded at once */
     static constexpr bool UNITS = BY_UNITS<TYPE> && STEPS == UNIT_STEPS;
+    /* whether all steps of a turn exist (few_end()) */
+    static constexpr bool WHOLE = UNITS || CODES;
     /* whether a turn's activations are loaded before it: elsewhere registers are scarce */
     static constexpr bool EARLY = TOKENS8 == 1 && N == 2;
     raw_step<TYPE> raw[N][STEPS];
@@ -47,9 +52,22 @@ DEVICE void few_load_weights(few_steps<TYPE, TOKENS8, N> &s, const uint8_t *cons
         for (int k = 0; k < steps::STEPS; k++)
             s.raw[i][k].code[0] = load_stream(unit_codes<TYPE>(scales, k, t));
     }
+    if constexpr (steps::CODES) {
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            code_place p = code_place_of<TYPE>(data[i], m.group_shift, first, g, t);
+#pragma unroll
+            for (int k = 0; k < steps::STEPS; k++) {
+                if (k == 2)
+                    p = next_place<TYPE>(p, m.group_shift);
+                load_codes_at<TYPE>(s.raw[i][k], p, m.group_shift, k % 2);
+            }
+        }
+        return;
+    }
 #pragma unroll
     for (int k = 0; k < steps::STEPS; k++) {
-        if (!steps::UNITS && first + k >= m.n_steps)
+        if (!steps::WHOLE && first + k >= m.n_steps)
             break;
 #pragma unroll
         for (int i = 0; !steps::UNITS && i < N; i++)
@@ -66,7 +84,7 @@ DEVICE void few_load_acts(few_steps<TYPE, TOKENS8, N> &s, const gpu_mat &m, int 
     typedef few_steps<TYPE, TOKENS8, N> steps;
 #pragma unroll
     for (int k = 0; steps::EARLY && k < steps::STEPS; k++) {
-        if (!steps::UNITS && first + k >= m.n_steps)
+        if (!steps::WHOLE && first + k >= m.n_steps)
             break;
 #pragma unroll
         for (int b = 0; b < TOKENS8; b++)
@@ -119,6 +137,42 @@ DEVICE void few_step(float (&c)[TOKENS8][2][4], const raw_step<TYPE> &raw, uint3
     }
 }
 
+/* Add the products of one step to c, for all matrices; raw(i): the step of matrix i. */
+template <int TYPE, int TOKENS8, int N, class RAW>
+DEVICE void few_codes(float (&c)[N][TOKENS8][2][4], const uint4 (&x)[TOKENS8], RAW raw)
+{
+    uint4 in_order[TOKENS8];
+    float start[TOKENS8][4];
+#pragma unroll
+    for (int b = 0; b < TOKENS8; b++) {
+        in_order[b] = code_order(x[b]);
+        code_bias<TYPE>(start[b], in_order[b]);
+    }
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            const raw_step<TYPE> &r = raw(i);
+            uint32_t even[4], odd[4];
+            code_pairs<TYPE>(even, r, 2 * p);
+            code_pairs<TYPE>(odd, r, 2 * p + 1);
+            const uint32_t scale = p ? r.scale.y : r.scale.x;
+            const float by[2] = { half_low(scale), half_high(scale) };
+#pragma unroll
+            for (int b = 0; b < TOKENS8; b++) {
+                float d[4];
+                mma_f16_onto(d, even[0], odd[0], even[1], odd[1], in_order[b].x, in_order[b].y, start[b]);
+                mma_f16(d, even[2], odd[2], even[3], odd[3], in_order[b].z, in_order[b].w);
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    c[i][b][p][j] = fmaf(by[j / 2], d[j], c[i][b][p][j]);
+            }
+        }
+}
+
+/* The factor by which finished sums are multiplied. */
+template <int TYPE> constexpr float FEW_UNIT = BY_CODES<TYPE> ? ACT_UNIT * CODE_UNIT : ACT_UNIT;
+
 /* Add the products of the loaded steps to c. */
 template <int TYPE, int TOKENS8, int N, class TABLE, class ACT>
 DEVICE void few_multiply(float (&c)[N][TOKENS8][2][4], few_steps<TYPE, TOKENS8, N> &s, const gpu_mat &m, int first,
@@ -127,11 +181,15 @@ DEVICE void few_multiply(float (&c)[N][TOKENS8][2][4], few_steps<TYPE, TOKENS8, 
     typedef few_steps<TYPE, TOKENS8, N> steps;
 #pragma unroll
     for (int k = 0; k < steps::STEPS; k++) {
-        if (!steps::UNITS && first + k >= m.n_steps)
+        if (!steps::WHOLE && first + k >= m.n_steps)
             break;
 #pragma unroll
         for (int b = 0; !steps::EARLY && b < TOKENS8; b++)
             s.x[k][b] = act(b, first, k);
+        if constexpr (steps::CODES) {
+            few_codes<TYPE>(c, s.x[k], [&](int i) -> const raw_step<TYPE> & { return s.raw[i][k]; });
+            continue;
+        }
 #pragma unroll
         for (int i = 0; i < N; i++)
             few_step<TYPE, TOKENS8, steps::UNITS>(c[i], s.raw[i][k], steps::UNITS ? word_of(s.scales[i], k) : 0, s.x[k],
@@ -142,29 +200,38 @@ DEVICE void few_multiply(float (&c)[N][TOKENS8][2][4], few_steps<TYPE, TOKENS8, 
 /* The end of the turns that few_load() loads. */
 template <int TYPE, int TOKENS8, int N> DEVICE int few_end(const gpu_mat &m)
 {
-    return few_steps<TYPE, TOKENS8, N>::UNITS ? m.n_steps & ~3 : m.n_steps;
+    typedef few_steps<TYPE, TOKENS8, N> steps;
+    if (steps::CODES)                   /* units of two groups */
+        return min((m.n_groups >> 1) << (m.group_shift + 1), m.n_steps) & -steps::STEPS;
+    return steps::UNITS ? m.n_steps & -UNIT_STEPS : m.n_steps;
 }
 
-/* Add the products of the steps after few_end(), which are those of a unit of fewer than 4 groups,
- * if this is the warp whose turn starts there. */
+/* Add the products of the steps after few_end(), which are those of a unit of fewer groups or of a
+ * part of a turn, if this is the warp whose turn starts there. */
 template <int TYPE, int TOKENS8, int N, class TABLE, class ACT>
 DEVICE void few_rest(float (&c)[N][TOKENS8][2][4], const uint8_t *const (&data)[N], const gpu_mat &m, int first, int g,
                      int t, const TABLE &table, ACT act)
 {
-    if (!few_steps<TYPE, TOKENS8, N>::UNITS || first != (m.n_steps & ~3))
+    typedef few_steps<TYPE, TOKENS8, N> steps;
+    if (!steps::WHOLE || first != few_end<TYPE, TOKENS8, N>(m))
         return;
 #pragma unroll 1
     for (int step = first; step < m.n_steps; step++) {
         uint4 x[TOKENS8];
+        raw_step<TYPE> raw[N];
 #pragma unroll
         for (int b = 0; b < TOKENS8; b++)
             x[b] = act(b, step, 0);
 #pragma unroll
-        for (int i = 0; i < N; i++) {
-            raw_step<TYPE> raw;
-            load_step<TYPE>(raw, data[i], m, step, g, t);
-            few_step<TYPE, TOKENS8, true>(c[i], raw, raw.scale.x, x, t, table);
+        for (int i = 0; i < N; i++)
+            load_step<TYPE>(raw[i], data[i], m, step, g, t);
+        if constexpr (steps::CODES) {
+            few_codes<TYPE>(c, x, [&](int i) -> const raw_step<TYPE> & { return raw[i]; });
+            continue;
         }
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            few_step<TYPE, TOKENS8, true>(c[i], raw[i], raw[i].scale.x, x, t, table);
     }
 }
 

@@ -74,12 +74,16 @@ static unsigned ceil_of(int a, int b) { return (unsigned)((a + b - 1) / b); }
 
 /* ---- linear layers ---- */
 
-/* Steps of a warp whose weights are loaded together (few_tokens.cuh). */
-static int steps_at_once(int loads) { return loads >= 8 ? 1 : loads >= 4 ? 2 : 4; }
+/* Steps of a warp whose weights are loaded together, of n matrices (few_tokens.cuh). */
+static int steps_at_once(const struct mat *m, int n)
+{
+    const int loads = loads_of(m) * n;
+    return loads >= 8 ? 1 : loads >= 4 || m->type == QT_I8 ? 2 : 4;
+}
 
 static void add_matvec(struct walk *w, const char *what, const struct mat *const *m, int n_mats, int pair)
 {
-    const int by8 = w->n <= 8 ? 1 : 2, n = pair ? 2 : 1, loads = loads_of(m[0]) * n, steps = steps_at_once(loads),
+    const int by8 = w->n <= 8 ? 1 : 2, n = pair ? 2 : 1, loads = loads_of(m[0]) * n, steps = steps_at_once(m[0], n),
               warps = pair ? 8 : 16, sums = 4 * warps * n * 8 * by8 * PAD,
               table = has_table(m[0]) ? 2 * TABLE_SIZE : 0;
     struct timed_launch l = { .kernel = "matvec", .what = what, .part = TIMED_LINEAR, .threads = warps * 32,
@@ -513,7 +517,7 @@ static void expert_matvec(struct walk *w, const char *what, const struct mat *co
     const int most = gpu_most_tiles(w->n * moe->top_k, moe->n_experts, GPU_EXPERT_FEW),
               teams = n == 2 ? 1 : 2, wanted = (int)ceil_of(PER_SM * w->g->n_sms, m[0]->n_tiles),
               longest = (int)ceil_of(most, teams), rows = wanted < longest ? wanted : longest,
-              loads = loads_of(m[0]) * n, steps = steps_at_once(loads), adds = w->n <= GPU_MATVEC_TOKENS;
+              loads = loads_of(m[0]) * n, steps = steps_at_once(m[0], n), adds = w->n <= GPU_MATVEC_TOKENS;
     const double tiles = chosen(moe, w->n), groups = ceil(tiles / teams), passes = ceil(groups / rows);
     struct timed_launch l = { .kernel = "expert_matvec", .what = what, .part = TIMED_LINEAR,
                               .blocks = (unsigned)(m[0]->n_tiles * rows), .threads = teams * WARPS * 32,

@@ -375,7 +375,7 @@ static void divided(void **state)
 {
     (void)state;
     enum { N = GPU_MATVEC_TOKENS, ROWS = 100, LESS = 20, COLS = 8300 };
-    static const enum qtype types[] = { QT_NL4, QT_I8R, QT_I4, QT_BF16 };
+    static const enum qtype types[] = { QT_NL4, QT_I8R, QT_I4, QT_I8, QT_BF16 };
     static const int n_tokens[] = { N, 9, 8, 1 }, n_rows[2] = { ROWS, LESS };
     struct rng r = { 13 };
     float *x = malloc(N * COLS * sizeof *x), *first = malloc(2 * N * ROWS * sizeof *first),
