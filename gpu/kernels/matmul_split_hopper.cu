@@ -1,5 +1,5 @@
-/* matmul_split_hopper.cu - matmul_split.cu for nl4 and 17 to 128 tokens on compute capability 9.0,
- * by wgmma, and gate and up together with their activation.
+/* matmul_split_hopper.cu - matmul_split.cu for nl4 and i8 and 17 to 128 tokens on compute
+ * capability 9.0, by wgmma; and for nl4 gate and up together with their activation.
  *
  * shapes   as matmul_split.cu; GPU_MLP: gate and up of the same shape
  * tile     a block: 256 rows x 32 or 64 tokens, and one of the parts of k, as in
@@ -35,6 +35,8 @@ enum {
 static_assert((int)ROW_TILES == GPU_SPLIT_HOPPER_TILES && (int)STEPS == GPU_SPLIT_STAGE, "the host counts blocks");
 static_assert((int)AHEAD == (int)UNIT_STEPS, "a warpgroup takes a unit of each stage");
 
+/* Bytes of the codebook. */
+template <int TYPE> constexpr int TABLE = format<TYPE>::table ? TABLE_BYTES : 0;
 /* Bytes of a tile of activations, which is two steps, of a slot, and of the ring of a half. */
 template <int TOKENS> constexpr int TILE_BYTES = TOKENS * 128;
 template <int TOKENS> constexpr int SLOT_BYTES = AHEAD / 2 * TILE_BYTES<TOKENS>;
@@ -95,9 +97,68 @@ template <int N> DEVICE void multiply_pair(float (&c)[N], const pair_operands &a
     wgmma_wait<1>();
 }
 
+/* Release the slot before unit i's and start to copy another one, while the first product of unit i
+ * runs and those before have ended. */
+template <int TOKENS> DEVICE void turn_ring(const act_ring<TOKENS> &ring, const tensor_map &act, int i, int n_units,
+                                            bool fetches, int lane)
+{
+    if (i > 0 && lane == 0)
+        barrier_arrive(ring.empty(i - 1));
+    if (fetches && i + LEAD < n_units)
+        ring.fetch(act, i + LEAD);
+}
+
+/* multiply() for formats with other units: each warp loads the weights of two steps ahead. */
+template <int TYPE, int TOKENS>
+DEVICE void multiply_steps(pair_sums<TOKENS> (&c)[2], const uint8_t *data, const gpu_mat &m, const tensor_map &act,
+                           const act_ring<TOKENS> &ring, int end, int n_units, bool fetches, int lane)
+{
+    enum { LOADED = 2 };
+    const int g = lane / 4, t = lane % 4, first = ring.first * AHEAD;
+    const uint32_t tiles = (uint32_t)wgmma_tile(shared_address(ring.slots));
+    raw_step<TYPE> raw[LOADED];
+    pair_operands a[2];
+#pragma unroll
+    for (int s = 0; s < LOADED; s++)
+        if (first + s < end)
+            load_step<TYPE>(raw[s], data, m, first + s, g, t);
+    wait_for_prerequisites();
+    for (int i = 0; fetches && i < min(LEAD + 0, n_units); i++)
+        ring.fetch(act, i);
+#pragma unroll 1
+    for (int i = 0; i < n_units; i++) {
+        const uint32_t b = tiles + (unsigned)i % SLOTS * (SLOT_BYTES<TOKENS> >> 4);
+#pragma unroll
+        for (int s = 0; s < AHEAD; s++) {
+            const int step = first + i * STEPS + s, next = s + LOADED < AHEAD ? step + LOADED : step + LOADED + AHEAD;
+            if (step >= end)
+                break;
+#pragma unroll
+            for (int p = 0; p < 2; p++) {
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    uint32_t v[4];
+                    decode_row<TYPE>(v, raw[s % LOADED], 2 * p + r, t, (const uint32_t *)nullptr);
+#pragma unroll
+                    for (int k = 0; k < 4; k++)
+                        a[p][k / 2][k % 2 * 2 + r] = v[k];
+                }
+                if (p == 1 && next < end)
+                    load_step<TYPE>(raw[s % LOADED], data, m, next, g, t);
+                if (s + p == 0)
+                    barrier_wait(ring.full(i), (unsigned)i / SLOTS & 1);
+                multiply_pair(c[p], a[p], b + s / 2 * (TILE_BYTES<TOKENS> >> 4) + s % 2 * 4);
+                if (s + p == 0)
+                    turn_ring(ring, act, i, n_units, fetches, lane);
+            }
+        }
+    }
+    wgmma_wait<0>();
+}
+
 /* Add the products of this half's units of the part.  The first weights are loaded, and the
  * codebook is written, while the kernel before may still run. */
-template <int TOKENS>
+template <int TYPE, int TOKENS>
 DEVICE void multiply(pair_sums<TOKENS> (&c)[2], const uint8_t *data, const gpu_mat &m, const tensor_map &act,
                      const act_ring<TOKENS> &ring, uint32_t *shared, int begin, int end, int half, int warp, int lane)
 {
@@ -106,6 +167,10 @@ DEVICE void multiply(pair_sums<TOKENS> (&c)[2], const uint8_t *data, const gpu_m
               n_units = ((end - begin + AHEAD - 1) / AHEAD - half + 1) / 2,
               n_whole = ((end - begin) / AHEAD - half + 1) / 2;
     const bool fetches = warp % ROW_TILES == 0 && lane == 0;
+    if constexpr (!BY_UNITS<TYPE>) {
+        multiply_steps<TYPE, TOKENS>(c, data, m, act, ring, end, n_units, fetches, lane);
+        return;
+    }
     const uint32_t tiles = (uint32_t)wgmma_tile(shared_address(ring.slots));
     const uint8_t *scales_at = unit_scales<QT_NL4>(data, first, g);
     raw_step<QT_NL4> raw[AHEAD];
@@ -142,12 +207,8 @@ DEVICE void multiply(pair_sums<TOKENS> (&c)[2], const uint8_t *data, const gpu_m
                 if (s + p == 0)
                     barrier_wait(ring.full(i), (unsigned)i / SLOTS & 1);
                 multiply_pair(c[p], a[p], b + s / 2 * (TILE_BYTES<TOKENS> >> 4) + s % 2 * 4);
-                if (s + p == 0) {
-                    if (i > 0 && lane == 0)     /* the products of the previous unit have ended */
-                        barrier_arrive(ring.empty(i - 1));
-                    if (fetches && i + LEAD < n_units)
-                        ring.fetch(act, i + LEAD);
-                }
+                if (s + p == 0)
+                    turn_ring(ring, act, i, n_units, fetches, lane);
             }
         }
     }
@@ -240,14 +301,14 @@ template <int N> DEVICE void store_parts(const float (&y)[2][N], const gpu_linea
         }
 }
 
-template <int TOKENS> __global__ __launch_bounds__(THREADS, 1)
+template <int TYPE, int TOKENS> __global__ __launch_bounds__(THREADS, 1)
 void matmul_split_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map act, int n_units, int n_parts)
 {
     launch_dependents();
     const int lane = threadIdx.x % 32, warp = __shfl_sync(FULL_WARP, threadIdx.x / 32, 0), half = warp / ROW_TILES,
               g = lane / 4, t = lane % 4;
     SHARED(uint8_t, shared);
-    uint8_t *const table = shared + (ALIGN - shared_address(shared) % ALIGN) % ALIGN, *const room = table + TABLE_BYTES;
+    uint8_t *const table = shared + (ALIGN - shared_address(shared) % ALIGN) % ALIGN, *const room = table + TABLE<TYPE>;
     split_block<ROW_TILES> at(l, n_units, n_parts, warp);
     if (l.finish == GPU_MLP) {
         at.which = warp / GROUP % 2;
@@ -268,7 +329,8 @@ void matmul_split_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map
     __syncthreads();
     const act_ring<TOKENS> ring = { room + half * RING_BYTES<TOKENS>, at.begin / AHEAD + half };
     pair_sums<TOKENS> c[2] = {};
-    multiply<TOKENS>(c, data, m, act, ring, reinterpret_cast<uint32_t *>(table), at.begin, at.end, half, warp, lane);
+    multiply<TYPE, TOKENS>(c, data, m, act, ring, reinterpret_cast<uint32_t *>(table), at.begin, at.end, half, warp,
+                           lane);
     float y[2][TOKENS / 4];
     exchange<TOKENS, ROW_TILES>(y, c, reinterpret_cast<float4 *>(room), warp, half, lane);
     if (l.finish == GPU_PARTS) {
@@ -284,20 +346,20 @@ void matmul_split_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map
         finish_mlp(y, l, data, at.tile, at.has_rows, first_token + half * TOKENS / 2,
                    reinterpret_cast<float4 *>(room), warp, lane);
     else if (at.has_rows)
-        finish_tokens<TOKENS / 16, 4>(y, finish_begin<QT_NL4>(l, l.to[at.which], data, at.tile * 32 + 4 * g, m.rows,
+        finish_tokens<TOKENS / 16, 4>(y, finish_begin<TYPE>(l, l.to[at.which], data, at.tile * 32 + 4 * g, m.rows,
                                                               ACT_UNIT), l, first_token + half * TOKENS / 2,
                                       l.n_tokens, t);
 }
 
 extern "C" int gpu_matmul_split_hopper_takes(const struct gpu *g, const struct gpu_linear *l)
 {
-    return gpu_capability(g) == 90 && l->w[0].type == QT_NL4 && l->n_tokens > GPU_MATVEC_TOKENS &&
-           l->n_tokens <= GPU_SPLIT_TOKENS &&
+    return gpu_capability(g) == 90 && l->n_tokens > GPU_MATVEC_TOKENS && l->n_tokens <= GPU_SPLIT_TOKENS &&
+           (l->w[0].type == QT_NL4 || (l->w[0].type == QT_I8 && l->finish != GPU_MLP && l->finish != GPU_PARTS)) &&
            (l->finish != GPU_MLP || (l->n_mats == 2 && l->w[1].rows == l->w[0].rows)) &&
            (l->finish != GPU_PARTS || l->n_mats == 1);
 }
 
-template <int TOKENS> static int run(struct gpu *g, const gpu_linear *l, struct err *e)
+template <int TYPE, int TOKENS> static int run(struct gpu *g, const gpu_linear *l, struct err *e)
 {
     tensor_map act;
     int units = l->finish == GPU_MLP ? gpu_split_hopper_units(2 * l->w[0].n_tiles) : 0;
@@ -309,9 +371,9 @@ template <int TOKENS> static int run(struct gpu *g, const gpu_linear *l, struct 
                        GPU_SPLIT_BYTES(2 * units * parts, tiles * TOKENS));
     if (map_act(g, &act, l, TOKENS, e) < 0)
         return -1;
-    return launch(g, "split_hopper", matmul_split_hopper_kernel<TOKENS>,
+    return launch(g, "split_hopper", matmul_split_hopper_kernel<TYPE, TOKENS>,
                   dim3((unsigned)(units * parts), (unsigned)tiles), THREADS,
-                  ALIGN + TABLE_BYTES + 2 * RING_BYTES<TOKENS>, e, *l, act, units, parts);
+                  ALIGN + TABLE<TYPE> + 2 * RING_BYTES<TOKENS>, e, *l, act, units, parts);
 }
 
 extern "C" int gpu_matmul_split_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e)
@@ -319,5 +381,7 @@ extern "C" int gpu_matmul_split_hopper(struct gpu *g, const struct gpu_linear *l
     if (!gpu_matmul_split_hopper_takes(g, l))
         return err_set(e, ERR_UNSUPPORTED, "matmul_split_hopper: number format %d, %d tokens", l->w[0].type,
                        l->n_tokens);
-    return l->n_tokens <= 32 ? run<32>(g, l, e) : run<64>(g, l, e);
+    if (l->w[0].type == QT_I8)
+        return l->n_tokens <= 32 ? run<QT_I8, 32>(g, l, e) : run<QT_I8, 64>(g, l, e);
+    return l->n_tokens <= 32 ? run<QT_NL4, 32>(g, l, e) : run<QT_NL4, 64>(g, l, e);
 }

@@ -168,7 +168,7 @@ static void add_matmul(struct walk *w, const char *what, const struct mat *m)
 /* Do blocks of split_hopper multiply these matrices? */
 static int by_split_hopper(const struct walk *w, const struct mat *m)
 {
-    return w->wgmma && w->n > GPU_MATVEC_TOKENS && w->n <= GPU_SPLIT_TOKENS && m->type == QT_NL4;
+    return w->wgmma && w->n > GPU_MATVEC_TOKENS && w->n <= GPU_SPLIT_TOKENS && (m->type == QT_NL4 || m->type == QT_I8);
 }
 
 /* L2_CYCLE: bytes that a multiprocessor loads from L2 in a cycle (assumed). */
@@ -216,19 +216,19 @@ static void add_split(struct walk *w, const char *what, const struct mat *const 
     l.alone_l2 = parts > 1 && ends != SPLIT_PARTS ? 3 : 0;
     /* the halves of a block exchange sums, those of half the tokens */
     l.setup_cycles = sums / l.blocks * 2 / SHARED_CYCLE;
-    /* first weights of all warps */
+    /* first weights of all warps: four steps, or two of i8 */
     if (hopper)
-        l.early = fmin(longest, 1) * GPU_SPLIT_STAGE * tiles * (double)m[0]->tile_bytes / n_steps(m[0]);
+        l.early = fmin(longest, 1) * GPU_SPLIT_STAGE / loads * tiles * (double)m[0]->tile_bytes / n_steps(m[0]);
     /* the block that stores last loads the sums of all parts, two at a time */
     if (parts > 1 && ends != SPLIT_PARTS)
         l.alone_cycles = fmax(sums / l.blocks * parts / L2_CYCLE, (ceil(parts / 2.0) - 1) * w->g->l2_cycles);
     if (pair)
         l.setup_cycles += tiles / 2.0 * tokens * ACTIVATION / (4 * w->g->issue_share);
-    l.turns = longest;
+    l.turns = longest * (hopper ? loads : 1);
     l.ahead = 1;
     l.turn_memory = 1.0 / by_tokens;
     l.turn_l2 = 1 - l.turn_memory;
-    l.turn_cycles = each * loads * GPU_SPLIT_STAGE / 2;
+    l.turn_cycles = each * loads * GPU_SPLIT_STAGE / 2 / (hopper ? loads : 1);
     add(w, l);
 }
 
@@ -406,7 +406,7 @@ static void residual(struct walk *w, const char *what, const struct linear *l, c
                      int mixed)
 {
     const struct mat *const m = &l->w;
-    if (!post->present && by_split_hopper(w, m) && norm_follows(w, index, mixed)) {
+    if (!post->present && by_split_hopper(w, m) && m->type == QT_NL4 && norm_follows(w, index, mixed)) {
         w->parts = gpu_split_hopper_parts(gpu_split_hopper_units(m->n_tiles), n_steps(m));
         add_split(w, what, &m, 1, SPLIT_PARTS);
         return;
@@ -426,7 +426,7 @@ static void mlp_up(struct walk *w, const struct layer *l, int size)
     const struct linear *to[2] = { gated ? &l->gate : &l->up, gated ? &l->up : NULL };
     const int n = gated ? 2 : 1;
     const struct mat *const both[2] = { &to[0]->w, n == 2 ? &to[1]->w : NULL };
-    const int split = n == 2 && by_split_hopper(w, both[0]);
+    const int split = n == 2 && by_split_hopper(w, both[0]) && both[0]->type == QT_NL4;
     if (!in_floats(to[0]) && (by_matvec(w) || split) && !in_floats(&l->down) && !l->mlp_sub_norm.present &&
         (n == 1 || alike(both[0], both[1]))) {
         if (split)

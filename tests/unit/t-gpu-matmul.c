@@ -521,7 +521,8 @@ static void split(void **state)
     static const int n_rows[MATS] = { ROWS, 1, 2 * ROWS }, n_tokens[] = { MOST, 17, 70 };
     /* with and without a rest of the stages of 256 columns, and of the units of 128 */
     static const struct { enum qtype type; int cols; } cases[] = {
-        { QT_I4Z, 100 }, { QT_I8R, 256 }, { QT_F16, 300 }, { QT_NL4, 1400 }, { QT_NL4, 512 }, { QT_NL4, 640 },
+        { QT_I4Z, 100 }, { QT_I8R, 256 }, { QT_F16, 300 }, { QT_I8, 300 }, { QT_I8, 1400 },
+        { QT_NL4, 1400 }, { QT_NL4, 512 }, { QT_NL4, 640 },
         { QT_M2, 800 },
     };
     struct rng r = { 11 };
