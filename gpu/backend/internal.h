@@ -137,6 +137,7 @@ struct gpu_backend {
     /* the norm that adds sums to x before it, which the launch before it has left in partial; NULL:
      * none */
     const struct dnorm *adds; struct gpu_part_sums sums;
+    struct gpu_part_sums qkv[3];    /* the same of q, k and v, for gpu_prepare; n_parts 0: none */
     int32_t *step; size_t step_room;        /* in words of 4 bytes */
     int32_t *ids;                           /* [MAX_DRAWS] the tokens that the last step drew */
     /* host, pinned */

@@ -12,7 +12,7 @@
  *
  * The norm of the residual has its own launch, except for few tokens after matvec.cu and
  * expert_matvec.cu, whose last block computes it with the same bits; after matmul_split_hopper.cu
- * the norm also adds what the matrix leaves.  The only token of a step is
+ * the norm also adds what the matrix leaves, and so does gpu_prepare.  The only token of a step is
  * prepared by attention itself, with the same bits, too.
  *
  * With strict, matvec.cu runs once for every 16 tokens, and attn_decode.cu computes all attention:
@@ -20,6 +20,7 @@
 #include "gpu/backend/internal.h"
 
 #include <assert.h>
+#include <string.h>
 
 #include "libcommon/model/arch.h"
 
@@ -216,6 +217,7 @@ static int leave_parts(struct gpu_backend *b, const struct dlinear *l, const str
     const struct dnorm *norm = NULL;
     struct gpu_linear o = begin(b, in, GPU_PARTS, 1, 0);
     o.w[0] = l->w;
+    o.to[0] = (struct gpu_output){ .out = b->partial, .ldo = l->w.n_tiles * 32 };
     o.n_mats = 1;
     if (in_floats(b, l) || in_int8(b, l) || !by_split(b) || !o.wgmma || b->o.watch ||
         !gpu_matmul_split_hopper_takes(b->g, &o))
@@ -680,6 +682,8 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
                              .kw = l->k_norm.w, .kb = l->k_norm.b, .eps = c->qk_norm_eps,
                              .offset = c->qk_norm_offset, .temper = temper_of(b, index),
                              .step = step_of(b, index), .kv = kv };
+    memcpy(p.parts, b->qkv, sizeof p.parts);
+    memset(b->qkv, 0, sizeof b->qkv);
     if (table >= 0) {
         p.cosine = b->cosine[table];
         p.sine = b->sine[table];
@@ -777,6 +781,39 @@ static int run_latent(struct gpu_backend *b, const struct dlayer *l, int index, 
 
 /* ---- a step ---- */
 
+/* Leave the sums of parts of q, k and v to gpu_prepare.  Returns 1 if they were launched; 0 if the
+ * launch itself has to add them. */
+static int leave_qkv(struct gpu_backend *b, const struct dlayer *l, const struct input *in, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    const struct dlinear *const one[3] = { &l->q, &l->k, &l->v };
+    struct gpu_linear o = begin(b, in, GPU_PARTS, 1, 0);
+    int units = 0, ld = 0;
+    if (!by_split(b) || !o.wgmma || c->attn_gate || c->clip_qkv > 0 || c->qk_norm == QK_NORM_FULL)
+        return 0;
+    for (int i = 0; i < 3; i++) {
+        const struct gpu_mat *m = &one[i]->w;
+        if (in_floats(b, one[i]) || in_int8(b, one[i]) || m->type != l->q.w.type ||
+            m->group_shift != l->q.w.group_shift || m->n_steps != l->q.w.n_steps)
+            return 0;
+        o.w[o.n_mats++] = *m;
+        units += gpu_split_hopper_units(m->n_tiles);
+        ld += m->n_tiles * 32;
+    }
+    if (!gpu_matmul_split_hopper_takes(b->g, &o))
+        return 0;
+    float *part = b->partial;
+    for (int i = 0; i < 3; i++) {
+        const struct gpu_mat *m = &one[i]->w;
+        const int parts = gpu_split_hopper_parts(units, m->n_steps);
+        b->qkv[i] = (struct gpu_part_sums){ .part = part, .ld = ld, .n_parts = parts, .tiles = m->data,
+                                            .tile_bytes = m->tile_bytes, .bias = one[i]->bias };
+        o.to[i] = (struct gpu_output){ .out = part, .ldo = ld };
+        part += m->n_tiles * 32;
+    }
+    return gpu_matmul_split(b->g, &o, e) < 0 ? -1 : 1;
+}
+
 /* Run the mixer of a layer.  *out: the input of o. */
 static int run_mixer(struct gpu_backend *b, const struct dlayer *l, int index, const struct input *in,
                      struct input *out, struct err *e)
@@ -790,7 +827,8 @@ static int run_mixer(struct gpu_backend *b, const struct dlayer *l, int index, c
     const struct target qkv[3] = { { &l->q, b->q, nq }, { &l->k, b->k, nk }, { &l->v, b->v, nk } },
                         gate = { &l->q_gate, b->att_gate, c->attn_gate == ATTN_GATE_HEAD ? c->n_heads : nq };
     *out = (struct input){ .act = b->act_att, .stride = b->stride_att, .x = b->attf, .ldx = nq };
-    return run_linear(b, in, qkv, 3, GPU_STORE, 1, c->clip_qkv, e) < 0 ||
+    const int left = leave_qkv(b, l, in, e);
+    return left < 0 || (!left && run_linear(b, in, qkv, 3, GPU_STORE, 1, c->clip_qkv, e) < 0) ||
            (c->attn_gate && run_linear(b, in, &gate, 1, GPU_STORE, 1, 0, e) < 0) ? -1 : run_attention(b, l, index, e);
 }
 

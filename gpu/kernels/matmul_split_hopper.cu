@@ -284,12 +284,12 @@ DEVICE void finish_mlp(float (&y)[2][N], const gpu_linear &l, const uint8_t *dat
     }
 }
 
-/* Store the sums of a warp's rows and tokens for gpu_norm_parts(). */
-template <int N> DEVICE void store_parts(const float (&y)[2][N], const gpu_linear &l, int part, int row,
-                                         int first_token, int t)
+/* Store the sums of a warp's rows and tokens for gpu_norm_parts() or gpu_prepare(). */
+template <int N> DEVICE void store_parts(const float (&y)[2][N], const gpu_linear &l, int part, const gpu_output &out,
+                                         int row, int first_token, int t)
 {
-    const int ld = l.w[0].n_tiles * TILE_OF_ROWS;
-    float *const to = l.partial + (size_t)part * l.n_tokens * ld + row;
+    const int ld = out.ldo;
+    float *const to = out.out + (size_t)part * l.n_tokens * ld + row;
 #pragma unroll
     for (int i = 0; i < N / 4; i++)
 #pragma unroll
@@ -335,7 +335,8 @@ void matmul_split_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map
     exchange<TOKENS, ROW_TILES>(y, c, reinterpret_cast<float4 *>(room), warp, half, lane);
     if (l.finish == GPU_PARTS) {
         if (at.has_rows)
-            store_parts(y, l, at.part, at.tile * TILE_OF_ROWS + 4 * g, first_token + half * TOKENS / 2, t);
+            store_parts(y, l, at.part, l.to[at.which], at.tile * TILE_OF_ROWS + 4 * g,
+                        first_token + half * TOKENS / 2, t);
         return;
     }
     /* the flag is behind the sums that exchange() stores */
@@ -355,8 +356,7 @@ extern "C" int gpu_matmul_split_hopper_takes(const struct gpu *g, const struct g
 {
     return gpu_capability(g) == 90 && l->n_tokens > GPU_MATVEC_TOKENS && l->n_tokens <= GPU_SPLIT_TOKENS &&
            (l->w[0].type == QT_NL4 || (l->w[0].type == QT_I8 && l->finish != GPU_MLP && l->finish != GPU_PARTS)) &&
-           (l->finish != GPU_MLP || (l->n_mats == 2 && l->w[1].rows == l->w[0].rows)) &&
-           (l->finish != GPU_PARTS || l->n_mats == 1);
+           (l->finish != GPU_MLP || (l->n_mats == 2 && l->w[1].rows == l->w[0].rows));
 }
 
 template <int TYPE, int TOKENS> static int run(struct gpu *g, const gpu_linear *l, struct err *e)

@@ -29,9 +29,9 @@ enum { GPU_SPLIT_TOKENS = 128 };
 int gpu_matmul_split(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* gpu_matmul_split with wgmma; the order of sums is another one.  takes: 1 if the device, the
  * format and the number of tokens are supported.  GPU_MLP with gate and up is, too, if they have
- * the same shape: the activations are stored in GPU_ACT_TILES order.  GPU_PARTS of one matrix
- * stores sums [part][n_tokens][32 n_tiles], which are as many as gpu_split_hopper_parts() says, in
- * partial. */
+ * the same shape: the activations are stored in GPU_ACT_TILES order.  GPU_PARTS stores
+ * as many parts as gpu_split_hopper_parts() says, out [part][n_tokens][ldo], for all rows of the
+ * tiles. */
 int gpu_matmul_split_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_split_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
 /* The number of groups of tiles that blocks take, and the number of parts into which k is divided,

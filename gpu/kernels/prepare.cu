@@ -47,7 +47,7 @@ DEVICE void store_ternary(uint8_t *block, int is_k, int slot, const float *x, in
     }
 }
 
-__global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare o)
+template <bool PARTS> __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare o)
 {
     follow_previous();
     SHARED(float, rows);                /* [WARPS][head_dim] */
@@ -60,7 +60,7 @@ __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare 
     const int h = is_q ? head : is_k ? head - o.n_heads : head - o.n_heads - o.n_kv_heads;
     const head_kind kind = is_q ? HEAD_OF_QUERY : is_k ? HEAD_OF_KEY : HEAD_OF_VALUE;
     float *from = head_row(o, kind, t, h);
-    prepare_head(x, o, kind, t, h, lane);
+    prepare_head<PARTS>(x, o, kind, t, h, lane);
     if (is_q) {
         const float by = temper_of(o.temper, o.step.pos[t]);
         for (int d = lane; d < n; d += 32)
@@ -178,8 +178,10 @@ extern "C" int gpu_latent(struct gpu *g, const struct gpu_latent *o, struct err 
 extern "C" int gpu_prepare(struct gpu *g, const struct gpu_prepare *o, struct err *e)
 {
     const unsigned heads = (unsigned)(o->n_heads + 2 * o->n_kv_heads);
-    if (launch(g, "prepare", prepare_kernel, dim3((heads + WARPS - 1) / WARPS, (unsigned)o->step.n), WARPS * 32,
-               sizeof(float) * WARPS * (size_t)o->head_dim, e, *o) < 0)
+    const dim3 grid((heads + WARPS - 1) / WARPS, (unsigned)o->step.n);
+    const size_t shared = sizeof(float) * WARPS * (size_t)o->head_dim;
+    if ((o->parts[0].n_parts ? launch(g, "prepare_parts", prepare_kernel<true>, grid, WARPS * 32, shared, e, *o)
+                             : launch(g, "prepare", prepare_kernel<false>, grid, WARPS * 32, shared, e, *o)) < 0)
         return -1;
     return o->kv.type != KV_T2 ? 0
            : launch(g, "ternary", ternary_kernel, dim3(2, (unsigned)o->step.n), WARPS * 32,

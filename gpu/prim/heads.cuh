@@ -197,8 +197,32 @@ DEVICE float *head_row(const struct gpu_prepare &o, head_kind kind, int t, int h
                                  : (kind == HEAD_OF_KEY ? o.k : o.v) + ((size_t)t * o.n_kv_heads + h) * o.head_dim;
 }
 
+/* A lane's elements of head h of token t, as the launch that adds the parts of k would store them;
+ * n: tokens. */
+DEVICE void add_head_parts(float (&v)[HEAD_MOST], const gpu_part_sums &s, int dim, int t, int n, int h, int lane)
+{
+    const int row = h * dim + lane;
+    const float *at = s.part + (size_t)t * s.ld + row;
+#pragma unroll
+    for (int j = 0; j < HEAD_MOST; j++)
+        v[j] = 0;
+#pragma unroll 4
+    for (int p = 0; p < s.n_parts; p++, at += (size_t)n * s.ld)
+#pragma unroll
+        for (int j = 0; j < HEAD_MOST; j++)
+            v[j] += lane + 32 * j < dim ? at[32 * j] : 0;
+#pragma unroll
+    for (int j = 0; j < HEAD_MOST; j++) {
+        const int k = row + 32 * j;
+        if (lane + 32 * j < dim)
+            v[j] = v[j] * (ACT_UNIT * float_of(load4(s.tiles + (size_t)(k / 32) * s.tile_bytes + k % 32 * 4))) +
+                   (s.bias ? s.bias[k] : -0.0f);
+    }
+}
+
 /* Norm and rotate head h of token t, by one warp: x [head_dim] in shared memory.  The row, the
- * weights of its norm, and the angles are loaded together. */
+ * weights of its norm, and the angles are loaded together.  PARTS: the row is that of o.parts. */
+template <bool PARTS = false>
 DEVICE void prepare_head(float *x, const struct gpu_prepare &o, head_kind kind, int t, int h, int lane)
 {
     const int n = o.head_dim, is_q = kind == HEAD_OF_QUERY, is_v = kind == HEAD_OF_VALUE,
@@ -214,9 +238,11 @@ DEVICE void prepare_head(float *x, const struct gpu_prepare &o, head_kind kind, 
 #pragma unroll
     for (int j = 0; j < HEAD_MOST; j++) {
         const int d = lane + 32 * j;
-        v[j] = d < n ? from[d] : 0;
+        v[j] = !PARTS && d < n ? from[d] : 0;
         by[j] = rms && w && d < n ? w[d] : 1;
     }
+    if constexpr (PARTS)
+        add_head_parts(v, o.parts[kind], n, t, o.step.n, h, lane);
 #pragma unroll
     for (int j = 0; j < HEAD_MOST / 2; j++) {
         const int d = lane + 32 * j;

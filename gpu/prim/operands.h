@@ -58,7 +58,7 @@ enum gpu_finish {
     GPU_ADD,            /* out += scale * y */
     GPU_MLP,            /* act = f(y) * up(x), or f(y): activations for the next linear layer */
     GPU_LOGITS,         /* out = cap(scale * y), cap = limit * tanh(. / limit) if limit > 0 */
-    GPU_PARTS,          /* partial = sums of parts of k, for gpu_norm_parts() */
+    GPU_PARTS,          /* out = sums of parts of k, for gpu_norm_parts() or gpu_prepare() */
 };
 struct gpu_output {
     const float *bias;                  /* [rows] or NULL */
@@ -223,6 +223,8 @@ struct gpu_prepare {
     struct gpu_temper temper;
     struct gpu_step step;
     struct gpu_kv kv;
+    /* gpu_prepare: sums of parts of k that are q, k and v (scale: not used); n_parts 0: none */
+    struct gpu_part_sums parts[3];
 };
 
 #ifdef __cplusplus

@@ -26,6 +26,7 @@ struct walk {
     int n_seqs, splits, n_tiles, wgmma;
     int normed;                 /* the launch before has computed the next layer's norm */
     int parts;                  /* parts of sums that the launch before leaves to the next norm */
+    int qkv_parts;              /* the same of q, k and v */
 };
 
 static void add(struct walk *w, struct timed_launch l)
@@ -763,12 +764,16 @@ static void attention(struct walk *w, const struct layer *l, int index)
         norm(w, "q norm", w->n, nq, 1);
         norm(w, "k norm", w->n, nk, 1);
     }
-    if (!prepares_at_once(w))
-        add(w, (struct timed_launch){ .kernel = "prepare", .what = "attention",
+    if (!prepares_at_once(w)) {
+        const int parts = w->qkv_parts ? w->qkv_parts : 1;
+        add(w, (struct timed_launch){ .kernel = w->qkv_parts ? "prepare_parts" : "prepare", .what = "attention",
                                       .blocks = ceil_of(heads, WARPS) * (unsigned)w->n, .threads = WARPS * 32,
                                       .shared = sizeof(float) * WARPS * (size_t)c->head_dim, .bytes = 4.0 * nk * w->n,
-                                      .l2_bytes = 4.0 * w->n * (2.0 * nq + 4.0 * nk),
-                                      .issue = (double)w->n * (nq + 2.0 * nk) / 32 * 40, .setup_l2 = 5 });
+                                      .l2_bytes = 4.0 * w->n * ((1.0 + parts) * nq + 2.0 * (1 + parts) * nk),
+                                      .issue = (double)w->n * (nq + 2.0 * nk) / 32 * (37 + 3 * parts),
+                                      .setup_l2 = 4 + ceil(parts / 4.0) });
+        w->qkv_parts = 0;
+    }
     if (w->n_tiles)
         attend_prompt(w, index);
     else
@@ -779,10 +784,26 @@ static void attention(struct walk *w, const struct layer *l, int index)
 
 /* ---- a step ---- */
 
+/* Follows leave_qkv(). */
+static int leaves_qkv(const struct walk *w, const struct mat *const *m)
+{
+    const struct config *c = &w->m->config;
+    return by_split_hopper(w, m[0]) && m[0]->type == QT_NL4 && alike(m[1], m[0]) && alike(m[2], m[0]) &&
+           !c->attn_gate && c->clip_qkv <= 0 && c->qk_norm != QK_NORM_FULL;
+}
+
 static void mixer(struct walk *w, const struct layer *l, int index)
 {
     const struct linear *const qkv[3] = { &l->q, &l->k, &l->v }, *const gate = &l->q_gate;
-    linear(w, "qkv", qkv, 3);
+    const struct mat *const m[3] = { &l->q.w, &l->k.w, &l->v.w };
+    if (leaves_qkv(w, m)) {
+        const int units = gpu_split_hopper_units(m[0]->n_tiles) + gpu_split_hopper_units(m[1]->n_tiles) +
+                          gpu_split_hopper_units(m[2]->n_tiles);
+        w->qkv_parts = gpu_split_hopper_parts(units, n_steps(m[0]));
+        add_split(w, "qkv", m, 3, SPLIT_PARTS);
+    } else {
+        linear(w, "qkv", qkv, 3);
+    }
     wait_at_end(w, &l->v, 0, w->m->config.biases & BIAS_QKV);
     if (w->m->config.attn_gate)
         linear(w, "gate", &gate, 1);

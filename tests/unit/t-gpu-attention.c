@@ -379,6 +379,56 @@ static void attend_at_once(const struct job *j, const struct gpu_attention *all)
         gpu_free(device, p.kv.tail.base);
 }
 
+/* Queries, keys and values that are still parts of sums: the bits of those added before. */
+static void prepare_parts(const struct job *j)
+{
+    enum { PARTS = 3, TILE = 32 };
+    const struct setup *s = j->s;
+    const size_t len = (size_t)j->len, cols[3] = { j->qrow, j->krow, j->krow },
+                 cache = (size_t)j->n_blocks * j->stride, tail = (size_t)j->n_blocks * j->tail_stride;
+    size_t ld = 0, at = 0;
+    for (int i = 0; i < 3; i++)
+        ld += (cols[i] + TILE - 1) / TILE * TILE;
+    struct rng r = { 17 };
+    float *part = uniforms(&r, PARTS * len * ld, -1, 1), *scale = uniforms(&r, ld, 0.01f, 0.1f),
+          *bias = uniforms(&r, ld, -1, 1), *on = to_device(part, PARTS * len * ld * 4), *x[3];
+    const float *scales = to_device(scale, ld * 4), *biases = to_device(bias, ld * 4);
+    struct gpu_prepare plain = j->raw, parts = j->raw;
+    for (int i = 0; i < 3; i++) {
+        x[i] = malloc(len * cols[i] * sizeof *x[i]);
+        for (size_t t = 0; t < len; t++)
+            for (size_t d = 0; d < cols[i]; d++) {
+                float sum = 0;
+                for (size_t p = 0; p < PARTS; p++)
+                    sum += part[(p * len + t) * ld + at + d];
+                x[i][t * cols[i] + d] = sum * (16 * scale[at + d]) + bias[at + d];
+            }
+        parts.parts[i] = (struct gpu_part_sums){ .part = on + at, .n_parts = PARTS, .ld = (int)ld,
+                                                 .tiles = (const uint8_t *)(scales + at), .tile_bytes = TILE * 4,
+                                                 .bias = biases + at };
+        at += (cols[i] + TILE - 1) / TILE * TILE;
+    }
+    plain.q = to_device(x[0], len * j->qrow * 4), parts.q = on_device(len * j->qrow * 4);
+    plain.k = to_device(x[1], len * j->krow * 4), parts.k = on_device(len * j->krow * 4);
+    plain.v = to_device(x[2], len * j->krow * 4), parts.v = on_device(len * j->krow * 4);
+    for (int i = 0; i < 2; i++) {
+        struct gpu_prepare *p = i ? &parts : &plain;
+        p->kv.blocks.base = on_device(cache);
+        if (s->more & TAIL)
+            p->kv.tail.base = on_device(tail);
+        OK(gpu_prepare(device, p, &why));
+    }
+    same_bytes(plain.q, parts.q, len * j->qrow * 4, "queries of parts");
+    same_bytes(plain.kv.blocks.base, parts.kv.blocks.base, cache, "keys and values of parts");
+    if (s->more & TAIL)
+        same_bytes(plain.kv.tail.base, parts.kv.tail.base, tail, "tail of parts");
+    const void *const all[] = { on, scales, biases, plain.q, plain.k, plain.v, parts.q, parts.k, parts.v,
+                                plain.kv.blocks.base, parts.kv.blocks.base };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        gpu_free(device, (void *)all[i]);
+    free(part), free(scale), free(bias), free(x[0]), free(x[1]), free(x[2]);
+}
+
 static void check(const struct setup *s)
 {
     struct job j;
@@ -387,6 +437,7 @@ static void check(const struct setup *s)
     prepare(&j);
     prepare_plainly(&j);
     compare_prepared(&j);
+    prepare_parts(&j);
     const int tile = GPU_ATTN_TILE(s->dim), splits = (j.len + GPU_SPLIT - 1) / GPU_SPLIT + 1,
               act_stride = ((int)j.qrow + 31) / 32 * 32;
     const size_t counters = (size_t)s->n * (size_t)s->n_heads * sizeof(unsigned);

@@ -696,12 +696,14 @@ static void parts_in_norm(void **state)
                                                .x = out, .ldx = ROWS, .act = on_device(sizeof got[0]),
                                                .act_stride = PADDED, .order = GPU_ACT_TILES, .n = l.n_tokens,
                                                .cols = ROWS };
-                l.to[0] = (struct gpu_output){ to_device(bias, sizeof bias), out, ROWS };
+                const float *of_rows = to_device(bias, sizeof bias);
+                l.to[0] = parts ? (struct gpu_output){ NULL, l.partial, m.n_tiles * 32 }
+                                : (struct gpu_output){ of_rows, out, ROWS };
                 l.finish = parts ? GPU_PARTS : GPU_ADD;
                 const struct gpu_part_sums s = {
                     .part = l.partial, .ld = m.n_tiles * 32, .tiles = l.w[0].data, .tile_bytes = m.tile_bytes,
                     .n_parts = gpu_split_hopper_parts(gpu_split_hopper_units(m.n_tiles), l.w[0].n_steps),
-                    .bias = l.to[0].bias, .scale = l.scale };
+                    .bias = of_rows, .scale = l.scale };
                 assert_true(cols < 640 || s.n_parts > 1);
                 OK(gpu_fill(device, GPU_COMPUTE, norm.act, 0xff, sizeof got[0], &why));
                 OK(gpu_matmul_split(device, &l, &why));
