@@ -14,8 +14,8 @@
  * limit    shared memory, the tensor cores and instructions, at about the same rate.  A step of
  *          four warps and 64 tokens takes 128 cycles of the tensor cores, or 160 at the share that
  *          they reach, and 161 of shared memory: 64 for the codebook, 64 for reads of B, 16 for
- *          writes of B, and 17 for weights on their way through L1.  105 instructions of each warp
- *          (nvcc 13.0) take 140 cycles at the share of issue slots that is reached.  For 32 tokens
+ *          writes of B, and 17 for weights on their way through L1.  101 instructions of each warp
+ *          (nvcc 13.0) take 134 cycles at the share of issue slots that is reached.  For 32 tokens
  *          these are 80, 121 and, for 90 instructions, 120; memory takes 122 (H200, calculated)
  * checked  tests/unit/t-gpu-matmul.c, emulated beside matmul_split.cu */
 #include "gpu/kernels/act_map.cuh"
@@ -245,6 +245,31 @@ template <int N> DEVICE void scale_sums(float (&y)[2][N], const gpu_linear &l, i
     }
 }
 
+/* Store the activations of a lane's rows: f(y) * up, with the sums of up in shared memory. */
+template <int N> DEVICE void store_mlp(const float (&y)[2][N], const gpu_linear &l, const float4 *ups, int function,
+                                       int row, int first_token, int t)
+{
+    const int rows = l.w[0].rows;
+#pragma unroll
+    for (int i = 0; i < N / 4; i++) {
+        const float4 up[2] = { ups[i * 32], ups[(N / 4 + i) * 32] };
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const float by[4] = { k ? up[0].y : up[0].x, k ? up[0].w : up[0].z, k ? up[1].y : up[1].x,
+                                  k ? up[1].w : up[1].z };
+            const int token = first_token + 8 * i + 2 * t + k;
+            if (token >= l.n_tokens)
+                continue;
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                const float h = activation(y[r / 2][4 * i + k + r % 2 * 2], function) * by[r];
+                l.act_out[(size_t)token * l.act_out_stride + act_place(row + r, GPU_ACT_TILES)] =
+                    row + r < rows ? act_of(h) : 0;
+            }
+        }
+    }
+}
+
 /* Store the activations that gate and up make: the warps of up give their sums to those of gate,
  * which have the same rows and tokens. */
 template <int N>
@@ -264,24 +289,10 @@ DEVICE void finish_mlp(float (&y)[2][N], const gpu_linear &l, const uint8_t *dat
     __syncthreads();
     if (which || !has_rows)
         return;
-#pragma unroll
-    for (int i = 0; i < N / 4; i++) {
-        const float4 up[2] = { mine[i * 32], mine[(N / 4 + i) * 32] };
-#pragma unroll
-        for (int k = 0; k < 2; k++) {
-            const float by[4] = { k ? up[0].y : up[0].x, k ? up[0].w : up[0].z, k ? up[1].y : up[1].x,
-                                  k ? up[1].w : up[1].z };
-            const int token = first_token + 8 * i + 2 * t + k;
-            if (token >= l.n_tokens)
-                continue;
-#pragma unroll
-            for (int r = 0; r < 4; r++) {
-                const float h = activation(y[r / 2][4 * i + k + r % 2 * 2], l.function) * by[r];
-                l.act_out[(size_t)token * l.act_out_stride + act_place(row + r, GPU_ACT_TILES)] =
-                    row + r < rows ? act_of(h) : 0;
-            }
-        }
-    }
+    if (l.function == 0)                /* known to the compiler */
+        store_mlp(y, l, mine, 0, row, first_token, t);
+    else
+        store_mlp(y, l, mine, l.function, row, first_token, t);
 }
 
 /* Store the sums of a warp's rows and tokens for gpu_norm_parts() or gpu_prepare(). */

@@ -49,18 +49,27 @@ DEVICE void store_ternary(uint8_t *block, int is_k, int slot, const float *x, in
 
 template <bool PARTS> __global__ __launch_bounds__(WARPS * 32) void prepare_kernel(struct gpu_prepare o)
 {
-    follow_previous();
+    launch_dependents();
     SHARED(float, rows);                /* [WARPS][head_dim] */
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, t = blockIdx.y, n = o.head_dim;
     const int head = blockIdx.x * WARPS + warp;
-    if (head >= o.n_heads + 2 * o.n_kv_heads)
+    if (head >= o.n_heads + 2 * o.n_kv_heads) {
+        wait_for_prerequisites();
         return;
+    }
     float *x = rows + warp * n;
     const int is_q = head < o.n_heads, is_k = !is_q && head < o.n_heads + o.n_kv_heads;
     const int h = is_q ? head : is_k ? head - o.n_heads : head - o.n_heads - o.n_kv_heads;
     const head_kind kind = is_q ? HEAD_OF_QUERY : is_k ? HEAD_OF_KEY : HEAD_OF_VALUE;
     float *from = head_row(o, kind, t, h);
-    prepare_head<PARTS>(x, o, kind, t, h, lane);
+    if constexpr (PARTS) {
+        const head_parts parts(o.parts[kind], n, h, lane);
+        wait_for_prerequisites();
+        prepare_head(x, o, kind, t, h, lane, &parts);
+    } else {
+        wait_for_prerequisites();
+        prepare_head(x, o, kind, t, h, lane);
+    }
     if (is_q) {
         const float by = temper_of(o.temper, o.step.pos[t]);
         for (int d = lane; d < n; d += 32)

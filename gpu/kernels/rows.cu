@@ -101,6 +101,17 @@ __global__ __launch_bounds__(NORM_THREADS, 1) void norm_parts_kernel(struct gpu_
             v[i][j] = 0;
         }
     wait_for_prerequisites();
+    norm_runs before;
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS; i++)
+#pragma unroll
+        for (int j = 0; j < NORM_RUN; j += 4) {
+            const int k = (i * NORM_THREADS + threadIdx.x) * NORM_RUN + j;
+            float4 old = make_float4(0, 0, 0, 0);
+            if (k < o.cols)
+                old = *reinterpret_cast<const float4 *>(x + k);
+            before[i][j] = old.x, before[i][j + 1] = old.y, before[i][j + 2] = old.z, before[i][j + 3] = old.w;
+        }
 #pragma unroll 4
     for (int p = 0; p < s.n_parts; p++)
 #pragma unroll
@@ -120,12 +131,10 @@ __global__ __launch_bounds__(NORM_THREADS, 1) void norm_parts_kernel(struct gpu_
             const int k = (i * NORM_THREADS + threadIdx.x) * NORM_RUN + j;
             if (k >= o.cols)
                 continue;
-            const float4 old = *reinterpret_cast<const float4 *>(x + k);
-            const float before[4] = { old.x, old.y, old.z, old.w };
 #pragma unroll
             for (int r = 0; r < 4; r++) {
                 const float bias = s.bias ? s.bias[k + r] : -0.0f;
-                v[i][j + r] = fmaf(s.scale, v[i][j + r] * scale[i][j + r] + bias, before[r]);
+                v[i][j + r] = fmaf(s.scale, v[i][j + r] * scale[i][j + r] + bias, before[i][j + r]);
             }
             *reinterpret_cast<float4 *>(x + k) = make_float4(v[i][j], v[i][j + 1], v[i][j + 2], v[i][j + 3]);
         }

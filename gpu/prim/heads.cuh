@@ -197,33 +197,46 @@ DEVICE float *head_row(const struct gpu_prepare &o, head_kind kind, int t, int h
                                  : (kind == HEAD_OF_KEY ? o.k : o.v) + ((size_t)t * o.n_kv_heads + h) * o.head_dim;
 }
 
-/* A lane's elements of head h of token t, as the launch that adds the parts of k would store them;
- * n: tokens. */
-DEVICE void add_head_parts(float (&v)[HEAD_MOST], const gpu_part_sums &s, int dim, int t, int n, int h, int lane)
-{
-    const int row = h * dim + lane;
-    const float *at = s.part + (size_t)t * s.ld + row;
+/* A lane's elements of a head that are still parts of sums (gpu_prepare.parts): the scales of their
+ * rows, which can be loaded early, and the sums, as the launch that adds the parts would store
+ * them. */
+struct head_parts {
+    float scale[HEAD_MOST], bias[HEAD_MOST];
+
+    DEVICE head_parts(const gpu_part_sums &s, int dim, int h, int lane)
+    {
 #pragma unroll
-    for (int j = 0; j < HEAD_MOST; j++)
-        v[j] = 0;
-#pragma unroll 4
-    for (int p = 0; p < s.n_parts; p++, at += (size_t)n * s.ld)
+        for (int j = 0; j < HEAD_MOST; j++) {
+            const int d = lane + 32 * j, row = h * dim + d;
+            const bool is_there = d < dim;
+            scale[j] = is_there ? ACT_UNIT * float_of(load4(s.tiles + (size_t)(row / 32) * s.tile_bytes + row % 32 * 4))
+                                : 0;
+            bias[j] = is_there && s.bias ? s.bias[row] : -0.0f;
+        }
+    }
+    /* n: tokens */
+    DEVICE void add(float (&v)[HEAD_MOST], const gpu_part_sums &s, int dim, int t, int n, int h, int lane) const
+    {
+        const float *at = s.part + (size_t)t * s.ld + h * dim + lane;
 #pragma unroll
         for (int j = 0; j < HEAD_MOST; j++)
-            v[j] += lane + 32 * j < dim ? at[32 * j] : 0;
+            v[j] = 0;
+#pragma unroll 4
+        for (int p = 0; p < s.n_parts; p++, at += (size_t)n * s.ld)
 #pragma unroll
-    for (int j = 0; j < HEAD_MOST; j++) {
-        const int k = row + 32 * j;
-        if (lane + 32 * j < dim)
-            v[j] = v[j] * (ACT_UNIT * float_of(load4(s.tiles + (size_t)(k / 32) * s.tile_bytes + k % 32 * 4))) +
-                   (s.bias ? s.bias[k] : -0.0f);
+            for (int j = 0; j < HEAD_MOST; j++)
+                v[j] += lane + 32 * j < dim ? at[32 * j] : 0;
+#pragma unroll
+        for (int j = 0; j < HEAD_MOST; j++)
+            v[j] = v[j] * scale[j] + bias[j];
     }
-}
+};
 
 /* Norm and rotate head h of token t, by one warp: x [head_dim] in shared memory.  The row, the
- * weights of its norm, and the angles are loaded together.  PARTS: the row is that of o.parts. */
-template <bool PARTS = false>
-DEVICE void prepare_head(float *x, const struct gpu_prepare &o, head_kind kind, int t, int h, int lane)
+ * weights of its norm, and the angles are loaded together.  parts: of the row, if it is one of
+ * o.parts; else NULL. */
+DEVICE void prepare_head(float *x, const struct gpu_prepare &o, head_kind kind, int t, int h, int lane,
+                         const head_parts *parts = nullptr)
 {
     const int n = o.head_dim, is_q = kind == HEAD_OF_QUERY, is_v = kind == HEAD_OF_VALUE,
               half = is_v ? 0 : o.rope_dim / 2, first = !is_v && o.norm && !o.norm_after_rope,
@@ -238,11 +251,11 @@ DEVICE void prepare_head(float *x, const struct gpu_prepare &o, head_kind kind, 
 #pragma unroll
     for (int j = 0; j < HEAD_MOST; j++) {
         const int d = lane + 32 * j;
-        v[j] = !PARTS && d < n ? from[d] : 0;
+        v[j] = !parts && d < n ? from[d] : 0;
         by[j] = rms && w && d < n ? w[d] : 1;
     }
-    if constexpr (PARTS)
-        add_head_parts(v, o.parts[kind], n, t, o.step.n, h, lane);
+    if (parts)
+        parts->add(v, o.parts[kind], n, t, o.step.n, h, lane);
 #pragma unroll
     for (int j = 0; j < HEAD_MOST / 2; j++) {
         const int d = lane + 32 * j;

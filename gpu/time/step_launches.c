@@ -332,7 +332,9 @@ static void add_parts(struct walk *w)
     const double row = sizeof(float) * (double)w->m->config.hidden_size;
     t->kernel = "norm_parts";
     t->l2_bytes += row * w->n;
-    t->setup_l2 += ceil(w->parts / 4.0);
+    /* the weights and the scales of rows are loaded before the launch before has ended */
+    t->early = 2 * row;
+    t->setup_l2 += ceil(w->parts / 4.0) - 1;
     t->setup_cycles += w->parts * row * fmax(1.0 / L2_CYCLE, w->n * w->g->clock / w->g->l2);
 }
 
