@@ -402,6 +402,7 @@ static int run_experts(struct gpu_backend *b, const struct dexperts *x, int floa
         return -1;
     o.w[0] = x->down;
     o.n_mats = o.share = 1;
+    o.chosen = c->gated;
     o.act = b->act_expert;
     o.act_stride = b->stride_expert;
     o.x = b->mid_expert;

@@ -10,7 +10,8 @@
  *          block is one team for gate and up, two teams for down, with the same rows of two tiles.
  *          It takes every gridDim.y-th tile or pair of tiles, so that its codebook, 64 KB of shared
  *          memory, is filled once; the first weights are under way meanwhile, and the next tile is
- *          known before the sums of the last one are stored.
+ *          known before the sums of the last one are stored.  Down begins when gate and up have
+ *          waited for the router, so it loads its first weights before they end.
  *          Of the blocks that compute the same rows of down, the last to finish also computes the
  *          weighted sum of the results, in the order in which a token chose its experts; with
  *          up to 4 tokens the last of those blocks also norms the sums
@@ -45,7 +46,8 @@ DEVICE gpu_expert_tile tile_at(const gpu_expert_tile *tiles, int i, int n)
 {
     if (i >= n)
         return { 0, 0, 0 };
-    return { tiles[i].expert, tiles[i].first, tiles[i].n };
+    return { load_shared_by_blocks(&tiles[i].expert), load_shared_by_blocks(&tiles[i].first),
+             load_shared_by_blocks(&tiles[i].n) };
 }
 
 /* most: no list of tiles is longer.  NORM: the last block norms the sums; the call takes
@@ -53,7 +55,13 @@ DEVICE gpu_expert_tile tile_at(const gpu_expert_tile *tiles, int i, int n)
 template <int TYPE, int N, bool NORM>
 __global__ __launch_bounds__(THREADS<N>, RESIDENT<TYPE, N>) void expert_matvec_kernel(gpu_experts o, int most)
 {
-    follow_previous();
+    /* down's blocks wait after their first loads, if those of gate and up have waited */
+    if (N == 1)
+        launch_dependents();
+    if (N == 2 || !o.chosen)
+        wait_for_prerequisites();
+    if (N == 2)
+        launch_dependents();
     typedef format<TYPE> f;
     typedef few_steps<TYPE, 1, N> steps;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % WARPS, team = threadIdx.x / (32 * WARPS), g = lane / 4,
@@ -65,12 +73,14 @@ __global__ __launch_bounds__(THREADS<N>, RESIDENT<TYPE, N>) void expert_matvec_k
     /* the first tile is loaded together with the number of tiles, whether it exists or not */
     int i = blockIdx.y * TEAMS<N> + team;
     gpu_expert_tile e = tile_at(o.choice.tiles, i, most);
-    const int n_tiles = *o.choice.n_tiles;
+    const int n_tiles = load_shared_by_blocks(o.choice.n_tiles);
     const bool adds = N == 1 && o.sum.n > 0;
     /* the first block adds up even if nothing is chosen: there may be a shared expert */
     const int n_blocks = max(min((n_tiles + TEAMS<N> - 1) / TEAMS<N>, (int)gridDim.y), adds ? 1 : 0);
-    if ((int)blockIdx.y >= n_blocks)
+    if ((int)blockIdx.y >= n_blocks) {
+        wait_for_prerequisites();
         return;
+    }
 
     /* start the loads of the first turn of tile e; without one there is no turn */
     const uint8_t *data[N];
@@ -88,7 +98,7 @@ __global__ __launch_bounds__(THREADS<N>, RESIDENT<TYPE, N>) void expert_matvec_k
         }
         pairs = o.choice.order + e.first;
         /* sums of pairs that do not exist are not stored: they may be those of the last one */
-        act = o.act + (size_t)(pairs[min(g, e.n - 1)] / o.share) * o.act_stride + 8 * t;
+        act = o.act + (size_t)(load_shared_by_blocks(pairs + min(g, e.n - 1)) / o.share) * o.act_stride + 8 * t;
         for (int k = 0; k < N; k++)
             data[k] = expert_rows(o.w[k], e.expert, blockIdx.x);
         first = warp * steps::STEPS;
@@ -97,6 +107,8 @@ __global__ __launch_bounds__(THREADS<N>, RESIDENT<TYPE, N>) void expert_matvec_k
     };
     start();
     const wide_table table = wide_fill<TYPE, THREADS<N>>(shared);
+    if (N == 1)
+        wait_for_prerequisites();
     if (f::table)
         __syncthreads();
     for (int tile = blockIdx.y * TEAMS<N>; tile < n_tiles; tile += each) {

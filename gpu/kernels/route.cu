@@ -15,7 +15,7 @@
  * moves    choose: n * n_experts * 4 bytes for each part; sort: n * top_k * 4 bytes a block (80 KB
  *          with 2048 tokens and 10 experts, from L2); sum: n * top_k * cols * 4 bytes
  * limit    the launch, and latencies: for one token and 128 experts of which 8 are chosen about
- *          2900 cycles after the launch, half of them the choice (calculated, not run on a GPU);
+ *          2300 cycles after the launch, 900 of them the choice (calculated, not run on a GPU);
  *          sum: HBM with many tokens
  * checked  tests/unit/t-gpu-experts.c */
 #include "gpu/kernels/operations.h"
@@ -68,10 +68,13 @@ DEVICE float score_of(int router, float x, float most)
 /* Turn the router's outputs into scores, in place; a lane does its own experts. */
 DEVICE void score_all(const gpu_route &r, float *score, int lane)
 {
-    float most = -INFINITY, sum = 0;
-    for (int i = lane; i < r.n_experts; i += 32)
-        most = fmaxf(most, score[i]);
-    most = warp_max(most);
+    uint32_t best = 0;
+    float sum = 0;
+    for (int i = lane; i < r.n_experts; i += 32) {
+        const uint32_t key = key_of(score[i]);
+        best = key > best ? key : best;
+    }
+    const float most = of_key(__reduce_max_sync(FULL_WARP, best));
     for (int i = lane; i < r.n_experts; i += 32) {
         score[i] = score_of(r.router, score[i], most);
         sum += score[i];
@@ -163,6 +166,49 @@ DEVICE float output_of(const gpu_route &r, size_t at)
     return sum;
 }
 
+/* The keys of up to 4 experts of a lane, the best first; of equal ones the first expert. */
+enum { LANE_KEYS = 4 };
+struct lane_keys { uint32_t key[LANE_KEYS]; int at[LANE_KEYS]; };
+DEVICE void order_keys(lane_keys &q, int a, int b)
+{
+    if (q.key[b] < q.key[a] || (q.key[b] == q.key[a] && q.at[b] > q.at[a]))
+        return;
+    const uint32_t key = q.key[a];
+    const int at = q.at[a];
+    q.key[a] = q.key[b], q.at[a] = q.at[b];
+    q.key[b] = key, q.at[b] = at;
+}
+
+/* The best top_k of up to 32 * LANE_KEYS experts, which the lanes keep in registers: a winner moves
+ * up its lane's other keys.  They take the place of the keys. */
+DEVICE void best_experts(const gpu_route &r, uint32_t *key, int lane)
+{
+    lane_keys q;
+#pragma unroll
+    for (int j = 0; j < LANE_KEYS; j++) {
+        q.at[j] = lane + 32 * j;
+        q.key[j] = q.at[j] < r.n_experts ? key[q.at[j]] : 0;
+    }
+    order_keys(q, 0, 1), order_keys(q, 2, 3), order_keys(q, 0, 2), order_keys(q, 1, 3), order_keys(q, 1, 2);
+    __syncwarp();                       /* all keys are read */
+    for (int k = 0; k < r.top_k; k++) {
+        bool wins = q.key[0] == __reduce_max_sync(FULL_WARP, q.key[0]);
+        const uint32_t all = __ballot_sync(FULL_WARP, wins);
+        if (all & (all - 1)) {          /* several lanes: the first expert */
+            const uint32_t at = __reduce_min_sync(FULL_WARP, wins ? (uint32_t)q.at[0] : FULL_WARP);
+            wins = (uint32_t)q.at[0] == at;
+        }
+        if (wins) {
+            key[k] = (uint32_t)q.at[0];
+#pragma unroll
+            for (int j = 0; j < LANE_KEYS - 1; j++)
+                q.key[j] = q.key[j + 1], q.at[j] = q.at[j + 1];
+            q.key[LANE_KEYS - 1] = 0;
+        }
+    }
+    __syncwarp();                       /* the experts are there */
+}
+
 /* Choose the experts of one token, by one warp.  room: [n_experts] scores and [n_experts] keys.
  * Lane k returns the k-th expert; -1: none. */
 DEVICE int choose_token(const gpu_route &r, int token, float *room, int lane)
@@ -184,10 +230,16 @@ DEVICE int choose_token(const gpu_route &r, int token, float *room, int lane)
         key[i] = key_of(r.correction ? score[i] + r.correction[i] : score[i]);
     if (corrected && r.n_groups > 1)
         limit_groups(r, key, lane);
-    best_key mine = best_of_lane(key, r.n_experts, lane);
     int id = 0;
     float weight = 0;
-    for (int k = 0; k < r.top_k; k++) {
+    const bool few = r.n_experts <= 32 * LANE_KEYS && r.router != GPU_ROUTER_SPARSEMIXER;
+    if (few) {
+        best_experts(r, key, lane);
+        id = lane < r.top_k ? (int)key[lane] : 0;
+        weight = lane < r.top_k ? score[id] : 0;
+    }
+    best_key mine = few ? best_key{ 0, 0 } : best_of_lane(key, r.n_experts, lane);
+    for (int k = 0; k < r.top_k && !few; k++) {
         const best_key b = best_of_warp(mine);
         const float s = __shfl_sync(FULL_WARP, lane == b.at % 32 ? score[b.at] : 0, b.at % 32),
                     w = r.router == GPU_ROUTER_SPARSEMIXER ? sparse_weight(r, score, key, s, lane) : s;
@@ -353,6 +405,7 @@ DEVICE void add_part(const gpu_route &r, float *room)
 #pragma unroll
     for (int i = 0; i < 32; i++)
         w[i] = step < m.n_steps ? data[32 * i] : 0;
+    wait_for_prerequisites();           /* the weights are under way meanwhile */
     for (int t = 0; t < r.n; t++)
         x[32 * t + lane] = step * 32 + lane < m.cols ? r.x[(size_t)t * r.ldx + step * 32 + lane] : 0;
     __syncwarp();
@@ -379,7 +432,7 @@ DEVICE void add_part(const gpu_route &r, float *room)
 /* The block that stores the last part chooses. */
 __global__ __launch_bounds__(BLOCK) void route_kernel(gpu_route r)
 {
-    follow_previous();
+    launch_dependents();
     SHARED(float, room);
     add_part(r, room);
     if (last_block(r.arrived, gridDim.x * gridDim.y, reinterpret_cast<unsigned *>(room)))

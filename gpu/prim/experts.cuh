@@ -52,7 +52,8 @@ DEVICE void expert_sum_store(const struct gpu_expert_sum &o, int token, int k)
             const float *from = row < 0 ? o.y + (size_t)i * o.cols : o.host + (size_t)row * o.cols;
             y[j] = 0;
             weight[j] = 1;
-            if (here[j])
+            /* with all results in y, loads need not wait for the choice */
+            if (o.row ? here[j] : first + j < o.top_k)
                 y[j] = load_shared_by_blocks(from + k);
             if (here[j] && !o.weighed)
                 weight[j] = o.choice.weight[i];

@@ -154,6 +154,9 @@ struct gpu_experts {
     int function;                       /* config.act */
     float alpha, limit;                 /* as in struct moe; both are 0, or both above 0 */
     int weigh_input;                    /* gate and up are multiplied by the pair's weight */
+    /* gpu_expert_matvec of down: the launch before has multiplied by gate and up of these choices,
+     * so that they may be read before it has ended */
+    int chosen;
     /* gpu_expert_matvec of down, sum.n > 0: also compute this sum of the results.  norm: the block
      * that ends last norms the rows of sum.x, for up to GPU_NORM_TOKENS tokens, if
      * gpu_norm_in_registers() allows it; norm.x NULL: no norm.  arrived: a counter for each tile of

@@ -118,6 +118,7 @@ DEVICE uint32_t word_of(const uint4 &v, int i) { return i == 0 ? v.x : i == 1 ? 
 
 /* A float that another block of this launch may have written: past L1. */
 DEVICE float load_shared_by_blocks(const float *p) { return EITHER(__ldcg(p), *p); }
+DEVICE int load_shared_by_blocks(const int32_t *p) { return EITHER(__ldcg(p), *p); }
 /* Two of them, at a multiple of 8 bytes. */
 DEVICE float2 load_pair_shared_by_blocks(const float *p)
 {
@@ -151,6 +152,10 @@ template <int N> DEVICE void copy_wait() { EITHER(asm volatile("cp.async.wait_gr
  *   - before the wait a thread may read nothing that a kernel of the step writes, not even one of a
  *     few launches earlier: weights, norms' factors and tables are allowed, and so are keys and
  *     values of earlier steps, since the first kernel of a step waits for the end of all before.
+ *
+ * A kernel may also call launch_dependents() after its wait.  The next one then begins after all
+ * launches before that kernel have ended, and may read their results before its own wait, past L1
+ * (load_shared_by_blocks): experts' down reads the router's choice while gate and up are computed.
  *
  * tests/ptx checks all of it but the first sentence.  Code for older devices has neither
  * instruction, and must not be launched with the attribute. */

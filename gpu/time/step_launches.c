@@ -14,6 +14,7 @@ enum {
     TABLE_SIZE = 32768,         /* bytes of a codebook in shared memory */
     TABLE_TURN = 70,            /* cycles of a turn of the loop that fills it (calculated) */
     STEP_UNIT = 16 * 32,        /* bytes of a step that the lanes of a warp load at a time */
+    STEP_WORDS = TILE_ROWS * 32,        /* weights of a tile in a step */
     PAD = 36,                   /* floats of a row of sums */
 };
 
@@ -452,13 +453,14 @@ static double chosen(const struct moe *m, int n)
     return m->n_experts * (1 - pow(1 - (double)m->top_k / m->n_experts, n));
 }
 
-/* Cycles of a warp that chooses the experts of a token, one after the other: two reductions, and
- * the winner's next best key from shared memory (calculated); before that scores and their sum.
+/* Cycles of a warp that chooses the experts of a token, one after the other: a reduction and a
+ * vote, while lanes have the keys of up to 128 experts in registers, else two reductions, and the
+ * winner's next best key from shared memory (calculated); before that scores and their sum.
  * Sorting the pairs of one token takes a shuffle for each, otherwise the block counts them. */
 static double choose_cycles(const struct walk *w, int sort)
 {
-    const int n = w->m->config.moe.top_k;
-    return 400 + 130.0 * n + (!sort ? 0 : w->n == 1 ? 100 + 10.0 * n : 1000);
+    const int n = w->m->config.moe.top_k, few = w->m->config.moe.n_experts <= 128;
+    return 300 + (few ? 100 + 60.0 * n : 130.0 * n) + (!sort ? 0 : w->n == 1 ? 100 + 10.0 * n : 1000);
 }
 
 /* Router, choice and sort in one launch (route.cu). */
@@ -482,6 +484,7 @@ static void add_route(struct walk *w, const struct layer *l)
     t.l2_bytes = t.bytes + 4.0 * w->n * mats[0]->cols * mats[0]->n_tiles + 2 * parts;
     /* weights and inputs; the fence after the parts; the count of blocks; the parts */
     t.setup_memory = 1;
+    t.early = WARPS * STEP_WORDS * sizeof(float);
     t.setup_l2 = 3;
     t.setup_cycles = 64 + 150.0 * w->n + choose_cycles(w, 1) * ceil(w->n / 8.0);
     add(w, t);
@@ -536,11 +539,17 @@ static void expert_matvec(struct walk *w, const char *what, const struct mat *co
         l.issue += each * tiles * m[i]->n_tiles * n_steps(m[i]) * loads_of(m[i]);
     }
     l.l2_bytes = l.bytes + tiles * m[0]->n_tiles * 2.0 * m[0]->cols_padded + 2 * results;
-    /* the first tile; the first weights, while the codebook is written and pairs are read */
-    l.setup_l2 = 1;
+    /* the first tile, of down before its turn; the first weights, while the codebook is written and
+     * pairs are read */
+    if (n == 2 || !w->m->config.gated)
+        l.setup_l2 = 1;
+    else
+        l.early_l2 = 1;
     l.setup_memory = 1;
-    if (results > 0)    /* the fence after the results; the count of blocks; choices and then results */
-        l.setup_l2 += 2 + 2 * ceil((double)w->n / WARPS) * ceil(moe->top_k / 8.0);
+    if (n == 1 && w->m->config.gated)
+        l.early = fmin(n_steps(m[0]), WARPS * steps) * teams * (double)m[0]->tile_bytes / n_steps(m[0]);
+    if (results > 0)    /* the fence after the results; the count of blocks; choices and results */
+        l.setup_l2 += 2 + ceil((double)w->n / WARPS) * ceil(moe->top_k / 8.0);
     l.turns = passes * ceil((double)n_steps(m[0]) / (WARPS * steps));
     l.turn_memory = l.turn_l2 = 1;
     l.turn_cycles = each * steps * loads;

@@ -231,6 +231,7 @@ void run_grid(kernel *k, const unsigned grid[3], const unsigned block[3], size_t
     vm.k = k;
     vm.dependence = dependence;
     dependence == DEPENDENT ? keep_writes() : forget_writes();
+    vm.launched_early = false;
     memcpy(vm.grid, grid, sizeof vm.grid);
     memcpy(vm.block, block, sizeof vm.block);
     vm.n_threads = block[0] * block[1] * block[2];

@@ -26,6 +26,8 @@ void forget_writes()
 }
 void keep_writes()
 {
+    if (!vm.launched_early)
+        written.clear();
     for (const auto &page : by_this)
         written[page.first] |= page.second;
     by_this.clear();

@@ -127,7 +127,8 @@ struct warp {
  * dependent launches, as 0 or 1.  Both have to wait before they end and before they write to global
  * memory.  Before that a DEPENDENT kernel may not read what kernels have written since the last one
  * that was not DEPENDENT began: they may all still run, because each of them may begin before the
- * one before it has waited. */
+ * one before it has waited.  If the kernel before has waited before it let its dependent begin
+ * (launched_early is false), only its own results are not there yet. */
 enum dependence { PLAIN, FIRST, DEPENDENT };
 
 /* The state of the launch that runs; there is one machine, because launches run one after the
@@ -145,6 +146,7 @@ struct machine {
     const warp *now_warp;
     uint32_t now_on;
     enum dependence dependence;
+    bool launched_early;                /* launch_dependents before wait, in any thread */
     bool yield;                         /* the running warp lets the others run first */
 };
 extern machine vm;

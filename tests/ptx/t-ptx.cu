@@ -67,11 +67,12 @@ __global__ void diverging(int *out)
 
 /* Kernels of dependent launches: each breaks a rule, or none. */
 enum dependent_fault { NO_FAULT, READS_BEFORE, WRITES_BEFORE, ADDS_BEFORE, COPIES_BEFORE, ONE_ENDS_BEFORE,
-                       READS_OTHER_BLOCK };
+                       READS_OTHER_BLOCK, LAUNCHES_LATE };
 template <dependent_fault FAULT> __global__ void dependent(int *out, const int *weight)
 {
     int n = weight[threadIdx.x];
-    asm volatile("griddepcontrol.launch_dependents;");
+    if (FAULT != LAUNCHES_LATE)
+        asm volatile("griddepcontrol.launch_dependents;");
     if (FAULT == READS_BEFORE)
         n += *(volatile int *)out;
     if (FAULT == WRITES_BEFORE)
@@ -86,6 +87,8 @@ template <dependent_fault FAULT> __global__ void dependent(int *out, const int *
     if (FAULT == READS_OTHER_BLOCK && blockIdx.x)
         n += *(volatile int *)(out + 128);
     asm volatile("griddepcontrol.wait;" ::: "memory");
+    if (FAULT == LAUNCHES_LATE)
+        asm volatile("griddepcontrol.launch_dependents;");
     if (FAULT == READS_OTHER_BLOCK)
         out[128 + threadIdx.x] = n;
     out[threadIdx.x] = out[threadIdx.x ^ 1] + n;
@@ -238,6 +241,13 @@ static void dependents()
         launch_dependent(dependent<NO_FAULT>, 1, device + 64);
         launch_dependent(t.kernel, t.value, device);
         expect(t.name, t.words);
+    }
+    for (int result = 0; result < 2; result++) {
+        launch_dependent(dependent<NO_FAULT>, 0, device);
+        launch_dependent(dependent<LAUNCHES_LATE>, 1, device + 64);
+        launch_dependent(dependent<READS_BEFORE>, 1, device + 64 * result);
+        expect(result ? "a read of a result of the kernel before, which waits first" : "one of the kernel before that",
+               result ? "read of what a kernel before writes" : nullptr);
     }
     cudaMemcpyAsync(pinned, device, 128, cudaMemcpyDeviceToHost, 0);
     launch_dependent(dependent<NO_FAULT>, 1, device);

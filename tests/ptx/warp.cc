@@ -7,6 +7,7 @@
 
 static void run_nothing(warp &, const op &, uint32_t) {}
 static void run_wait_for_grids(warp &w, const op &, uint32_t on) { w.waited |= on; }
+static void run_launch_dependents(warp &w, const op &, uint32_t on) { vm.launched_early |= (on & ~w.waited) != 0; }
 
 static void run_barrier(warp &w, const op &o, uint32_t on)
 {
@@ -158,7 +159,7 @@ bool decode_warp(assembler &as, const statement &s, op &o)
         return true;
     }
     if (s.full == "griddepcontrol.wait" || s.full == "griddepcontrol.launch_dependents") {
-        o.run = s.has("wait") ? run_wait_for_grids : run_nothing;
+        o.run = s.has("wait") ? run_wait_for_grids : run_launch_dependents;
         return true;
     }
     if (b == "membar" || (b == "fence" && s.word.size() > 1 && s.word[1] != "proxy" && s.word[1] != "mbarrier_init")) {
