@@ -120,16 +120,16 @@ double share_kv_read(const struct config *c, struct kv_types kv, int pages, int 
               as_f16 = from <= KV_SINKS ? n_tokens : n_tokens - from + KV_SINKS;
     const int candidates = (from - KV_SINKS) / KV_BLOCK, chosen = pages && candidates > pages
         ? n_tokens - (candidates - pages) * KV_BLOCK : n_tokens;
-    double n = 0, bounds = 0;
+    double n = 0, summaries = 0;
     for (int i = 0; i < c->n_layers; i++) {
         const int layer = config_shares_kv(c, i) ? c->kv_from[i] : i, window = config_layer_window(c, i, 0),
                   seen = window && window < n_tokens ? window : window ? n_tokens : chosen,
                   in_tail = !tail ? 0 : window ? seen : as_f16;
         n += (double)config_layer_kv_bytes(c, layer, kv) * (seen - in_tail) +
              (double)config_layer_kv_bytes(c, layer, kv_both(KV_F16)) * in_tail;
-        bounds += chosen < n_tokens ? (double)config_layer_page_bytes(c, layer) * candidates : 0;
+        summaries += chosen < n_tokens ? (double)config_layer_page_bytes(c, layer) * candidates : 0;
     }
-    return n / KV_BLOCK + bounds;
+    return n / KV_BLOCK + summaries;
 }
 
 double share_decode(const struct work_limits *s, double step_s, int n_seqs, int n_tokens)

@@ -88,6 +88,13 @@ static int reserve_aux(struct cpu *b, struct err *e)
     return 0;
 }
 
+/* The most tokens of a sequence: those of all KV blocks, or the model's context. */
+static int64_t longest(const struct cpu *b)
+{
+    const int64_t room = (int64_t)b->o.n_blocks * KV_BLOCK, most = b->m->config.max_len;
+    return most > 0 && most < room ? most : room;
+}
+
 /* Reserve memory for the experts of all layers from `from` on. */
 static int reserve_experts(struct core *k, const struct model *m, int from, struct err *e)
 {
@@ -133,8 +140,7 @@ static void *open_layers(const struct model *m, const struct backend_options *o,
         (experts && reserve_experts(&b->core, m, n_layers, e) < 0) || reserve_aux(b, e) < 0 ||
         (whole && core_prefetch(&b->core, m, e) < 0) || kv_open(b, e) < 0 ||
         (o->window && attn_open_stream(&b->core, o->window, o->sinks, e) < 0) ||
-        (o->pages && pages_open(&b->core, o->pages, MERGES * pool_size(b->pool), (int64_t)o->n_blocks * KV_BLOCK,
-                                e) < 0) ||
+        (o->pages && pages_open(&b->core, o->pages, MERGES * pool_size(b->pool), longest(b), e) < 0) ||
         (o->pattern.unit && pattern_open(&b->core, &o->pattern, o->n_blocks, e) < 0))
         goto fail;
     core_set_bias(&b->core, m->distance_bias);

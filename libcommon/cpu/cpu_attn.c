@@ -5,7 +5,8 @@
  * keys and values; otherwise a separate loop does so first, because the jobs of an item read each
  * other's keys.  If there are few jobs (decoding one sequence), the parts of a long context are
  * separate jobs, and the one that finishes last merges them.  Parts and their order are those of
- * kernels.h, so results are the same. */
+ * kernels.h, so results are the same.  If there are few jobs and tokens attend to chosen pages,
+ * jobs of a loop before choose the pages. */
 #include "libcommon/cpu/cpu_attn.h"
 
 #include <math.h>
@@ -21,7 +22,7 @@
 /* A job over consecutive runs of queries.  The first row of q and att is token token0 of the step.
  * latent: 1 if keys are rotated and stored already.  types: of the layer's keys and values; tail: 1
  * if they are stored as f16 as well.  page_ranges: the most ranges of a run whose pages are scored
- * in jobs; 0: there is none. */
+ * in in jobs; 0: no run does so. */
 struct attn_job { struct core *k; const struct step *s; const struct layer *l; int index, latent,
                   group; struct query_run *runs; int n_runs, token0, head_dim, groups;
                   struct kv_types types; int tail; size_t k_bytes, v_bytes;

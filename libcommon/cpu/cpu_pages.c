@@ -1,11 +1,11 @@
 /* cpu_pages.c - attention to pages (backend_options.pages): layers without a window attend to the
  * first KV_SINKS tokens, to the newest tokens from kv_tail_from() on, and of the KV blocks between
- * them, the pages, to those that may hold the largest scores (arXiv:2406.10774).
+ * them, the pages, to those that the queries may attend to most (arXiv:2406.10774).
  *
  * The summary of a page is the mean of its keys and half of their range in each channel, rounded to
  * int8 with one scale.  It is computed from the stored keys when the last key of the block is
  * stored, and kept at the end of the KV block.  The score of a page for a query q is the sum over
- * channels of q * mean + RANGE * |q| * half: the product with the mean key, and a part of what the
+ * channels of q * mean + SPREAD * |q| * half: the product with the mean key, and a part of what the
  * best key of the page may add to it.  (All of what it may add is a bound, but most bounds are far
  * from the products, and the pages with the largest bounds are a worse choice.)  The query heads
  * that share the keys choose together: the score of a page is the largest of the heads' scores,
@@ -35,9 +35,10 @@ enum { FIRST = KV_SINKS / KV_BLOCK, NEWEST = (KV_TAIL + KV_TAIL_STEP) / KV_BLOCK
        RANGE_PAGES = 256,
        /* pages to prefetch, because their summaries lie a KV block apart */
        AHEAD = 8 };
-#define RANGE .25f
+/* the weight of the half range in a score */
+#define SPREAD .25f
 
-/* The choice of one token and KV head.  n_pages: of which it chooses; score [n_pages]; head_score
+/* The choice of one token and KV head.  n_pages: from which it chooses; score [n_pages]; head_score
  * [group][room]. */
 struct page_choice {
     atomic_int ranges_left;
@@ -108,13 +109,16 @@ void pages_close(struct core *k)
 
 /* ---- summaries ---- */
 
-/* Round x [n] to int8 with one scale, which is returned; 0 if an element is not finite. */
+/* Round x [n] to int8 with one scale, which is returned; to 0 if an element is not finite. */
 static float round_row(int8_t *to, const float *x, size_t n)
 {
     float most = 0;
-    for (size_t i = 0; i < n; i++)
-        most = fabsf(x[i]) <= most ? most : fabsf(x[i]);
-    const float factor = most > 0 && most <= 3e38f ? 127 / most : 0;
+    int is_finite = 1;
+    for (size_t i = 0; i < n; i++) {
+        is_finite &= fabsf(x[i]) <= FLT_MAX;
+        most = fabsf(x[i]) > most ? fabsf(x[i]) : most;
+    }
+    const float factor = is_finite && most > 1e-30f ? 127 / most : 0;
     for (size_t i = 0; i < n; i++)
         to[i] = factor > 0 ? (int8_t)rintf(x[i] * factor) : 0;
     return factor > 0 ? most / 127 : 0;
@@ -146,7 +150,7 @@ void pages_summarize(const struct page_place *p, const uint8_t *keys, size_t sca
 
 /* ---- choosing pages ---- */
 
-/* The number of pages of which a token at pos chooses. */
+/* The number of pages from which a token at pos chooses. */
 static int n_pages(int pos) { return kv_tail_from(pos) / KV_BLOCK - FIRST; }
 
 int pages_apply(const struct core *k, const struct batch_item *it, int pos)
@@ -168,7 +172,7 @@ void pages_begin(const struct core *k, int choice, int pos)
     atomic_store_explicit(&w->ranges_left, pages_ranges(pos), memory_order_relaxed);
 }
 
-/* Round q and RANGE * |q| of each head to a row of codes. */
+/* Round q and SPREAD * |q| of each head to a row of codes. */
 static void round_queries(const struct page_queries *x, const struct attn *a, int is_rotated)
 {
     const int dim = a->head_dim;
@@ -179,7 +183,7 @@ static void round_queries(const struct page_queries *x, const struct attn *a, in
         if (is_rotated)
             hadamard_rotate(x->q, dim);
         for (int d = 0; d < dim; d++)
-            x->q[dim + d] = RANGE * fabsf(x->q[d]);
+            x->q[dim + d] = SPREAD * fabsf(x->q[d]);
         x->factor[g] = round_row(x->codes + (size_t)g * row, x->q, row);
     }
 }

@@ -29,7 +29,7 @@ int pages_length(const struct core *k, int pos);
 int pages_ranges(int pos);
 void pages_begin(const struct core *k, int choice, int pos);
 /* Score a range for the token at a->pos, whose a->n_q_heads heads have their queries in a->q.  The
- * last call chooses. */
+ * call that finishes the last range chooses. */
 void pages_score(const struct core *k, const struct page_place *p, const struct batch_item *it, const struct attn *a,
                  int is_rotated, int range, int choice, int thread);
 /* Let *a attend to the chosen pages, until the next pages_begin() of this choice. */

@@ -185,7 +185,8 @@ struct core {
     size_t act_bytes[N_SLOTS][MAX_SHARED];
     /* one for each thread */
     uint8_t **scratch;
-    /* [SPLIT_ROWS][head_dim] rotated queries of a job that has one part of a context */
+    /* [SPLIT_ROWS][head_dim] rotated queries of a job that attends to one part of a context, or
+     * scores pages */
     float **rotated;
     float **tile;                           /* [max_tokens][tile_job * TILE_ROWS] */
     void *arena;

@@ -12,7 +12,7 @@
 #include "libcommon/cpu/hadamard.h"
 #include "libcommon/quant/kvscale.h"
 
-enum { DIM = 48, N_BLOCKS = 40, PAGES = 8, POS = N_BLOCKS * KV_BLOCK - 1, GROUP = 3, HEADS = 2 };
+enum { DIM = 48, N_BLOCKS = 600, PAGES = 8, POS = N_BLOCKS * KV_BLOCK - 1, GROUP = 3, HEADS = 2 };
 
 static void draw(struct rng *r, float *x)
 {
@@ -54,7 +54,7 @@ static void check_type(enum kv_type type, int rotated, int weak)
         q[weak * DIM + d] *= 0.1f;
     for (int b = 0; b < N_BLOCKS; b++)
         table[b] = (b * 7 + 3) % N_BLOCKS;
-    for (int planted = 4; planted < N_BLOCKS - 12; planted += 5) {
+    for (int planted = 4; planted < N_BLOCKS - 12; planted += 113) {
         for (int b = 0; b < N_BLOCKS; b++)
             for (int head = 0; head < HEADS; head++) {
                 uint8_t *block = k.kv + (size_t)table[b] * k.kv_stride;
