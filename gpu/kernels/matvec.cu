@@ -5,9 +5,10 @@
  *          in turn, 128 k for 4-bit codes.  The partial sums are added up in shared memory in the
  *          order of the warps, so a token's result depends only on its own activations.  They
  *          overwrite the codebook, so that no launch needs more than the 99 KB of sm_86 and sm_89
- * parts    if few multiprocessors have more tiles than the others (160 tiles on 132), blocks take
- *          parts of k (gpu_matvec_parts()); the block that ends last adds the parts of its tile in
- *          the order of k.  How k is divided does not depend on the number of tokens
+ * parts    if each multiprocessor has a tile and some have another (160 tiles on 132), several
+ *          blocks take parts of k of those others (gpu_matvec_divide()); the block that ends last
+ *          adds the parts of its tile in the order of k.  This does not depend on the number of
+ *          tokens
  * moves    the matrix once from HBM, 16 bytes a lane, up to 8 loads in flight a lane: 64 KB a
  *          block, 2 blocks an SM; the first are under way while the codebook is written.
  *          Activations from L2, once a block
@@ -39,7 +40,7 @@ constexpr int RESIDENT = few_steps<TYPE, TOKENS8, N>::WHOLE && TOKENS8 == 1 ? 2 
 /* NORM: the last block norms the output.  The call takes registers, so others do not have it. */
 template <int TYPE, int TOKENS8, int N, bool NORM>
 __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void matvec_kernel(gpu_linear l, int n_tiles,
-                                                                                          int n_parts)
+                                                                                          gpu_matvec_blocks blocks)
 {
     launch_dependents();
     typedef format<TYPE> f;
@@ -49,7 +50,12 @@ __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void mat
     /* [warp][N][8 * TOKENS8][PAD_ROWS]; holds the codebook until all codes are decoded */
     float *sums = reinterpret_cast<float *>(shared);
 
-    const int part = N == 1 ? blockIdx.x / (unsigned)n_tiles : 0, in_grid = blockIdx.x - part * n_tiles;
+    int part = 0, n_parts = 1, in_grid = blockIdx.x;
+    if (N == 1 && in_grid >= blocks.whole && blocks.parts > 1) {
+        n_parts = blocks.parts;
+        part = (unsigned)(in_grid - blocks.whole) % n_parts;
+        in_grid = blocks.whole + (unsigned)(in_grid - blocks.whole) / n_parts;
+    }
     int which = 0, tile = in_grid;
     if (N == 1)
         while (tile >= l.w[which].n_tiles)
@@ -105,7 +111,7 @@ __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void mat
     float *parts = nullptr;             /* [n_parts][n_tokens][32] */
     if (N == 1 && n_parts > 1) {
         const int size = l.n_tokens * 32;
-        parts = l.partial + (size_t)in_grid * n_parts * size;
+        parts = l.partial + (size_t)(in_grid - blocks.whole) * n_parts * size;
         for (int o = threadIdx.x; o < size; o += WARPS<N> * 32)
             parts[part * size + o] = in_block(0, o / 32, o % 32);
         if (!last_block(l.tickets + 1 + in_grid, n_parts, shared))
@@ -133,12 +139,14 @@ static int run(struct gpu *g, const gpu_linear *l, struct err *e)
     int tiles = 0;
     for (int i = 0; i < (N == 2 ? 1 : l->n_mats); i++)
         tiles += l->w[i].n_tiles;
-    const int parts = N == 1 && l->partial ? gpu_matvec_parts(tiles, l->w[0].n_steps, gpu_n_sms(g)) : 1;
-    const size_t room = sizeof(float) * 32 * (size_t)(tiles * parts * l->n_tokens);
-    if (parts > 1 && room > l->partial_bytes)
+    const gpu_matvec_blocks blocks = N == 1 && l->partial ? gpu_matvec_divide(tiles, l->w[0].n_steps, gpu_n_sms(g))
+                                                          : gpu_matvec_blocks{ tiles, 1 };
+    const int divided = (tiles - blocks.whole) * blocks.parts;
+    const size_t room = sizeof(float) * 32 * (size_t)(divided * l->n_tokens);
+    if (divided && room > l->partial_bytes)
         return err_set(e, ERR_LIMIT, "matvec: %zu bytes for sums of parts, expected %zu", l->partial_bytes, room);
-    return launch(g, "matvec", matvec_kernel<TYPE, TOKENS8, N, NORM>, dim3((unsigned)(tiles * parts)), WARPS<N> * 32,
-                  shared, e, *l, tiles, parts);
+    return launch(g, "matvec", matvec_kernel<TYPE, TOKENS8, N, NORM>, dim3((unsigned)(blocks.whole + divided)),
+                  WARPS<N> * 32, shared, e, *l, tiles, blocks);
 }
 
 template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, struct err *e)

@@ -61,27 +61,26 @@ static inline int gpu_split_hopper_parts(int units, int n_steps)
  * two. */
 #define GPU_SPLIT_BYTES(blocks, tokens) ((size_t)(blocks) * GPU_SPLIT_TILES * 32 * sizeof(float) * (tokens))
 enum { GPU_SPLIT_TICKETS = GPU_SPLIT_BLOCKS / 2 * (GPU_SPLIT_TOKENS / 64) };
-/* The number of parts into which gpu_matvec() divides k of all tiles of a launch, but not of pairs
- * of gate and up: as many as let it end first, if blocks run in rounds of two for each
- * multiprocessor.  A step takes the multiprocessor 3 units of time (issue slots of nl4 on 9.0), and
- * memory 4 of a multiprocessor's share of it (H200); JOIN units add the parts.  A part is long
- * enough for a turn of each of 16 warps. */
-static inline int gpu_matvec_parts(int n_tiles, int n_steps, int n_sms)
+/* How gpu_matvec() divides the tiles of a launch between blocks: the first `whole` tiles take a
+ * block each, the others `parts` blocks, which take parts of k.  Two blocks fit on a
+ * multiprocessor. */
+struct gpu_matvec_blocks { int whole, parts; };
+/* Of launches without a pair of gate and up: if one tile for each multiprocessor leaves less than
+ * another one, the rest is divided as long as it ends earlier, and all blocks run at the same time.
+ * To add parts takes a multiprocessor as long as JOIN steps of a tile (calculated).  A part is long
+ * enough that 8 of 16 warps have a turn. */
+static inline struct gpu_matvec_blocks gpu_matvec_divide(int n_tiles, int n_steps, int n_sms)
 {
-    enum { TURN = 64, JOIN = 100, MOST = 8 };
-    double least = 0;
-    int best = 1;
-    for (int n = 1; n == 1 || (n <= MOST && n * TURN <= n_steps && n_tiles < GPU_SPLIT_TICKETS); n++) {
-        const int steps = ((n_steps + 3) / 4 + n - 1) / n * 4;
-        double time = n > 1 ? JOIN : 0;
-        for (int left = n_tiles * n, round; left > 0; left -= round) {
-            round = left < 2 * n_sms ? left : 2 * n_sms;
-            const double busiest = 3.0 * steps * ((round + n_sms - 1) / n_sms), memory = 4.0 * steps * round / n_sms;
-            time += busiest > memory ? busiest : memory;
-        }
-        if (n == 1 || time < least) {
+    enum { TURN = 32, JOIN = 35, MOST = 8 };
+    struct gpu_matvec_blocks best = { n_tiles, 1 };
+    const int rest = n_tiles - n_sms;
+    int least = n_steps;                /* steps of the second block of a multiprocessor */
+    for (int n = 2; rest > 0 && n_tiles < GPU_SPLIT_TICKETS && n <= MOST && n * TURN <= n_steps; n++) {
+        const int time = (rest * n + n_sms - 1) / n_sms * ((n_steps + n - 1) / n) + JOIN;
+        if (n_sms + rest * n <= 2 * n_sms && time < least) {
             least = time;
-            best = n;
+            best.whole = n_sms;
+            best.parts = n;
         }
     }
     return best;

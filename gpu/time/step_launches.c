@@ -99,16 +99,19 @@ static void add_matvec(struct walk *w, const char *what, const struct mat *const
         l.done += 2.0 * m[i]->n_tiles * TILE_ROWS * m[i]->cols_padded * 8 * by8;
         l.issue += each * m[i]->n_tiles * n_steps(m[i]) * loads_of(m[i]);
     }
-    const int parts = pair ? 1 : gpu_matvec_parts((int)l.blocks, n_steps(m[0]), w->g->n_sms);
-    const double part_steps = (double)n_steps(m[0]) / parts;
+    const int tiles = (int)l.blocks, turn = warps * steps;
+    const struct gpu_matvec_blocks d = pair ? (struct gpu_matvec_blocks){ tiles, 1 }
+                                            : gpu_matvec_divide(tiles, n_steps(m[0]), w->g->n_sms);
+    const double step_bytes = n * (double)m[0]->tile_bytes / n_steps(m[0]), divided = (tiles - d.whole) * d.parts,
+                 part = (double)n_steps(m[0]) / d.parts;
     l.l2_bytes = l.bytes + (double)l.blocks * w->n * 2 * m[0]->cols_padded;
-    l.blocks *= (unsigned)parts;
+    l.blocks = (unsigned)(d.whole + divided);
     /* the first weights, while the codebook is written (256 cycles of stores); the fence after a
      * part, the count of parts, and the parts */
     l.setup_memory = 1;
-    l.setup_l2 = parts > 1 ? 3 : 0;
-    l.early = fmin(part_steps, warps * steps) * n * (double)m[0]->tile_bytes / n_steps(m[0]);
-    l.turns = ceil(part_steps / (warps * steps));
+    l.setup_l2 = divided > 0 ? 3 : 0;
+    l.early = step_bytes * (d.whole * fmin(n_steps(m[0]), turn) + divided * fmin(part, turn)) / l.blocks;
+    l.turns = ceil((double)n_steps(m[0]) / turn);
     l.turn_memory = 1;
     l.turn_l2 = 1;                      /* activations are loaded where they are multiplied */
     l.turn_cycles = each * steps * loads;

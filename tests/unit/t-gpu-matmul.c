@@ -335,7 +335,8 @@ static void normed(void **state)
                                 .act = to_device(in, (size_t)(N * m.cols_padded) * 2), .act_stride = m.cols_padded,
                                 .finish = GPU_ADD, .scale = 0.5f, .tickets = to_device(none, sizeof none),
                                 .partial = on_device(PART_BYTES), .partial_bytes = PART_BYTES };
-        assert_int_equal(gpu_matvec_parts(m.n_tiles, m.cols_padded / 32, gpu_n_sms(device)) > 1, cols > 160);
+        if (gpu_n_sms(device) == 4)
+            assert_int_equal(gpu_matvec_divide(m.n_tiles, m.cols_padded / 32, 4).parts > 1, cols > 160);
         struct gpu_norm o = { .present = 1, .w = to_device(w, sizeof w), .eps = 1e-5f, .x = l.to[0].out, .ldx = ROWS,
                               .out = on_device(sizeof x), .ldo = ROWS, .act = on_device(sizeof act[0]),
                               .act_stride = STRIDE, .cols = rows };
@@ -394,7 +395,8 @@ static void divided(void **state)
             l.w[i] = gpu_mat_of(&m[i], to_device(data[i], m[i].size));
             l.to[i] = (struct gpu_output){ .out = on_device(N * ROWS * 4), .ldo = ROWS };
         }
-        assert_true(gpu_matvec_parts(m[0].n_tiles + m[1].n_tiles, m[0].cols_padded / 32, gpu_n_sms(device)) > 1);
+        if (gpu_n_sms(device) == 4)
+            assert_int_equal(gpu_matvec_divide(m[0].n_tiles + m[1].n_tiles, m[0].cols_padded / 32, 4).parts, 4);
         uint16_t *act = pack_act(x, N, COLS, m[0].cols_padded, GPU_ACT_LANES);
         l.act_stride = m[0].cols_padded;
         l.act = to_device(act, (size_t)(N * l.act_stride) * 2);
@@ -503,13 +505,18 @@ static void parts_of_k(void **state)
     assert_int_equal(most_divided * (GPU_SPLIT_TOKENS / 64), GPU_SPLIT_TICKETS);
     for (int n_tiles = 1; n_tiles <= 500; n_tiles++)
         for (int n_steps = 1; n_steps <= 1000; n_steps += 9) {
-            const int parts = gpu_matvec_parts(n_tiles, n_steps, 132);
-            assert_true(parts == 1 || (parts > 1 && parts * 64 <= n_steps && n_tiles < GPU_SPLIT_TICKETS &&
-                                       n_tiles * parts <= gpu_split_units(n_tiles) * GPU_SPLIT_TILES *
-                                                          4 * gpu_split_parts(gpu_split_units(n_tiles), n_steps)));
+            const struct gpu_matvec_blocks d = gpu_matvec_divide(n_tiles, n_steps, 132);
+            const int units = gpu_split_units(n_tiles), divided = (n_tiles - d.whole) * d.parts;
+            if (d.parts == 1)
+                assert_int_equal(d.whole, n_tiles);
+            else                        /* sums of 16 tokens in the room for those of 64 */
+                assert_true(d.whole == 132 && n_tiles > 132 && n_tiles < GPU_SPLIT_TICKETS &&
+                            d.whole + divided <= 264 &&
+                            divided <= 4 * units * GPU_SPLIT_TILES * gpu_split_parts(units, n_steps));
         }
-    assert_int_equal(gpu_matvec_parts(160, 864, 132), 3);       /* down of Qwen2.5-32B on an H200 */
-    assert_int_equal(gpu_matvec_parts(128, 448, 132), 1);       /* down of Llama-3.1-8B */
+    assert_int_equal(gpu_matvec_divide(160, 864, 132).parts, 4);        /* down of Qwen2.5-32B on an H200 */
+    assert_int_equal(gpu_matvec_divide(192, 128, 132).parts, 2);        /* q, k and v of Llama-3.1-8B */
+    assert_int_equal(gpu_matvec_divide(128, 448, 132).parts, 1);        /* its down */
 }
 
 /* Several matrices in one launch, with k in one part and in several, and results that are stored,
