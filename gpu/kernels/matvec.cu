@@ -18,7 +18,7 @@
  *          slots in the time in which the bytes arrive.  Shared memory serves a load of a warp a
  *          cycle: with those of weights and activations 25 of the 27 to 30 cycles that a
  *          multiprocessor has (calculated)
- *          74 instructions of i4, 36 of i8: products of codes (prim/code_sums.cuh)
+ *          77 instructions of i4, 36 of i8: products of codes (prim/code_sums.cuh)
  * norm     up to 4 tokens: the last block norms the output, which saves a launch for a fence, the
  *          count of blocks in L2, and the load of the row
  * checked  tests/unit/t-gpu-matmul.c */
@@ -79,6 +79,8 @@ __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void mat
     const int end = last ? few_end<TYPE, TOKENS8, N>(m) : n_units * (part + 1) / n_parts * UNIT_STEPS;
     if (first < end)
         few_load_weights(s, data, m, first, g, t);
+    if (NORM && threadIdx.x == 0 && l.norm.w)
+        load_later(l.norm.w + in_grid * 32);
     const wide_table table = wide_fill<TYPE, WARPS<N> * 32>(shared);
     wait_for_prerequisites();
     if (f::table)

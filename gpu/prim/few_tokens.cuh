@@ -7,6 +7,16 @@
 
 enum { PAD_ROWS = 36 };                 /* 36: lanes that store 4 rows of token 2t have no bank conflicts */
 
+/* Let L2 load the line of 128 bytes at p; it is read at the end of the kernel. */
+DEVICE void load_later(const void *p)
+{
+#ifdef __CUDACC__
+    asm volatile("prefetch.global.L2 [%0];" :: "l"(p));
+#else
+    (void)p;
+#endif
+}
+
 /* Store the sums c of a lane in shared memory: to[N][8 * TOKENS8][PAD_ROWS]. */
 template <int TOKENS8, int N> DEVICE void store_sums(float *to, const float (&c)[N][TOKENS8][2][4], int g, int t)
 {

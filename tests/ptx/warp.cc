@@ -162,6 +162,10 @@ bool decode_warp(assembler &as, const statement &s, op &o)
         o.run = s.has("wait") ? run_wait_for_grids : run_launch_dependents;
         return true;
     }
+    if (b == "prefetch") {              /* of any address, even of data that is not written yet */
+        o.run = run_nothing;
+        return true;
+    }
     if (b == "membar" || (b == "fence" && s.word.size() > 1 && s.word[1] != "proxy" && s.word[1] != "mbarrier_init")) {
         /* the interpreter performs memory accesses in order, so a fence has nothing to do */
         o.run = run_nothing;
