@@ -20,8 +20,8 @@
  * moves    the matrix once from HBM, 16 bytes a lane, 8 loads in flight a lane: 64 KB a block, 2
  *          blocks an SM; activations from L2, once a block (n * cols bytes: 3 % of the
  *          weights with one token, 25 % with 8)
- * limit    HBM bandwidth; 19 instructions per 16 bytes of a lane with up to 8 tokens (nvcc 13.0,
- *          sm_90: 154 for four steps of a warp), a seventh of what nl4 takes
+ * limit    HBM bandwidth; 16 instructions per 16 bytes of a lane with up to 8 tokens (nvcc 13.0,
+ *          sm_90: 125 for four steps of a warp), a quarter of those of nl4
  *
  * matmul_int8, more
  * tile     a block: 128 rows x 64 or 128 tokens, all k; 4 warps, each 32 rows and all tokens;
@@ -62,7 +62,7 @@ DEVICE float row_scale(const uint8_t *tile, int row) { return float_of(load4(til
 template <int TOKENS8, int N> __global__ __launch_bounds__(FEW_WARPS * 32,
                                                            TOKENS8 * N < 4 ? 2 : 1) void few_kernel(gpu_linear l)
 {
-    follow_previous();
+    launch_dependents();
     constexpr int STEPS = 4 / N, N_SUMS = N * 8 * TOKENS8 * PAD_ROWS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     SHARED(unsigned, sums);             /* [N][8 * TOKENS8][PAD_ROWS] of int */
@@ -84,9 +84,8 @@ template <int TOKENS8, int N> __global__ __launch_bounds__(FEW_WARPS * 32,
     int c[N][TOKENS8][2][4];
     for (int i = 0; i < N * TOKENS8 * 8; i++)
         (&c[0][0][0][0])[i] = 0;
-    for (int first = warp * STEPS; first < n_steps; first += FEW_WARPS * STEPS) {
-        raw_step<QT_I8R> raw[N][STEPS];
-        uint2 x[STEPS][TOKENS8];
+    raw_step<QT_I8R> raw[N][STEPS];
+    const auto load = [&](int first) {
 #pragma unroll
         for (int s = 0; s < STEPS; s++) {
             if (first + s >= n_steps)
@@ -95,6 +94,11 @@ template <int TOKENS8, int N> __global__ __launch_bounds__(FEW_WARPS * 32,
             for (int i = 0; i < N; i++)
                 load_step<QT_I8R>(raw[i][s], data[i], m, first + s, g, t);
         }
+    };
+    load(warp * STEPS);                 /* under way while the kernel before ends */
+    wait_for_prerequisites();
+    for (int first = warp * STEPS; first < n_steps; first += FEW_WARPS * STEPS) {
+        uint2 x[STEPS][TOKENS8];
 #pragma unroll
         for (int s = 0; s < STEPS; s++) {
             if (first + s >= n_steps)
@@ -109,6 +113,7 @@ template <int TOKENS8, int N> __global__ __launch_bounds__(FEW_WARPS * 32,
                     multiply_codes(c[i][b][0], c[i][b][1], raw[i][s].code[0], raw[i][s].code[1], x[s][b].x, x[s][b].y);
             }
         }
+        load(first + FEW_WARPS * STEPS);
     }
 
 #pragma unroll
@@ -156,7 +161,7 @@ DEVICE void load_codes(codes64 &w, const uint8_t *tile, int pair, int n_steps, i
 
 template <int TOKENS> __global__ __launch_bounds__(WARPS * 32) void many_kernel(gpu_linear l)
 {
-    follow_previous();
+    launch_dependents();
     constexpr int N8 = TOKENS / 8;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     SHARED(uint8_t, shared);
@@ -169,11 +174,12 @@ template <int TOKENS> __global__ __launch_bounds__(WARPS * 32) void many_kernel(
     const token_stages<TOKENS, WARPS * 32> stages = { shared, reinterpret_cast<const uint8_t *>(l.code) +
                                                       (size_t)first_token * stride, stride, n_tokens, n_pairs };
 
+    codes64 next;
+    load_codes(next, data, 0, n_steps, g, t);
+    wait_for_prerequisites();
     for (int i = 0; i < STAGES - 1; i++)
         stages.fetch(i);
     int c[2][4 * N8] = {};
-    codes64 next;
-    load_codes(next, data, 0, n_steps, g, t);
     for (int stage = 0; stage < stages.n_stages(); stage++) {
         copy_wait<STAGES - 2>();
         /* this stage has arrived for all threads; the previous one has been read */
