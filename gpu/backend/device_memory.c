@@ -151,8 +151,8 @@ static int plan_states(struct gpu_backend *b, size_t t, struct buffer_place *par
     return n;
 }
 
-/* The most blocks of a launch of gpu_matmul_split() that can be needed for these tiles, also by
- * wgmma, whose blocks count twice. */
+/* The most blocks of a launch of gpu_matmul_split() that can be needed for these tiles, including
+ * launches by wgmma, whose blocks count twice. */
 static int blocks_for(int units, int cols_padded)
 {
     const int stages = (cols_padded / 32 + GPU_SPLIT_STAGE - 1) / GPU_SPLIT_STAGE,

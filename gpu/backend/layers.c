@@ -209,6 +209,13 @@ static int add_and_norm(struct gpu_backend *b, const struct dlinear *l, const st
     return gpu_matvec(b->g, &o, e) < 0 ? -1 : 1;
 }
 
+/* Is there room for the sums that o leaves, of matrices of these units? */
+static int parts_fit(const struct gpu_linear *o, int units)
+{
+    const int parts = gpu_split_hopper_parts(units, o->w[0].n_steps);
+    return GPU_SPLIT_BYTES(2 * units * parts, (o->n_tokens + 63) / 64 * 64) <= o->partial_bytes;
+}
+
 /* Leave the sums of parts of l(in) to the norm that follows, which adds them to x.  Returns 1 if it
  * was launched; 0 if the launch itself has to add them. */
 static int leave_parts(struct gpu_backend *b, const struct dlinear *l, const struct input *in, int index, int half,
@@ -220,7 +227,7 @@ static int leave_parts(struct gpu_backend *b, const struct dlinear *l, const str
     o.to[0] = (struct gpu_output){ .out = b->partial, .ldo = l->w.n_tiles * 32 };
     o.n_mats = 1;
     if (in_floats(b, l) || in_int8(b, l) || !by_split(b) || !o.wgmma || b->o.watch ||
-        !gpu_matmul_split_hopper_takes(b->g, &o))
+        !gpu_matmul_split_hopper_takes(b->g, &o) || !parts_fit(&o, gpu_split_hopper_units(l->w.n_tiles)))
         return 0;
     if (norm_after(b, index, half, &norm, e) < 0)
         return -1;
@@ -790,6 +797,7 @@ static int leave_qkv(struct gpu_backend *b, const struct dlayer *l, const struct
     const struct dlinear *const one[3] = { &l->q, &l->k, &l->v };
     struct gpu_linear o = begin(b, in, GPU_PARTS, 1, 0);
     int units = 0, ld = 0;
+    memset(b->qkv, 0, sizeof b->qkv);           /* a step that failed may have left its sums */
     if (!by_split(b) || !o.wgmma || c->attn_gate || c->clip_qkv > 0 || c->qk_norm == QK_NORM_FULL)
         return 0;
     for (int i = 0; i < 3; i++) {
@@ -801,7 +809,7 @@ static int leave_qkv(struct gpu_backend *b, const struct dlayer *l, const struct
         units += gpu_split_hopper_units(m->n_tiles);
         ld += m->n_tiles * 32;
     }
-    if (!gpu_matmul_split_hopper_takes(b->g, &o))
+    if (!gpu_matmul_split_hopper_takes(b->g, &o) || !parts_fit(&o, units))
         return 0;
     float *part = b->partial;
     for (int i = 0; i < 3; i++) {
