@@ -31,13 +31,13 @@
 template <int N> constexpr int WARPS = N == 2 ? 8 : 16;
 static_assert(WARPS<1> * 32 == NORM_THREADS && GPU_NORM_TOKENS <= 8, "blocks norm the rows of their output");
 
-/* TOKENS8: tokens / 8; N: number of matrices multiplied at the same time (2: gate and up) */
 /* Blocks of a multiprocessor for which registers are limited; 0: they are not.  Two blocks are
  * worth the registers of i4 that are spilled. */
 template <int TYPE, int TOKENS8, int N>
 constexpr int RESIDENT = few_steps<TYPE, TOKENS8, N>::WHOLE && TOKENS8 == 1 ? 2 : 0;
 
-/* NORM: the last block norms the output.  The call takes registers, so others do not have it. */
+/* TOKENS8: tokens / 8; N: number of matrices multiplied at the same time (2: gate and up); NORM:
+ * the last block norms the output.  The call takes registers, so others do not have it. */
 template <int TYPE, int TOKENS8, int N, bool NORM>
 __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void matvec_kernel(gpu_linear l, int n_tiles,
                                                                                           gpu_matvec_blocks blocks)

@@ -144,8 +144,8 @@ template <int N> DEVICE void copy_wait() { EITHER(asm volatile("cp.async.wait_gr
  * (launch.cuh): it may use the multiprocessors that the last blocks leave free.  Two instructions
  * order them ("griddepcontrol" in the PTX ISA), and every kernel follows this rule:
  *
- *   - it calls launch_dependents() first.  The next kernel may begin once all blocks have called
- *     it or have ended, so that no block of this kernel waits for room.
+ *   - it normally calls launch_dependents() first.  The next kernel may begin once all blocks have
+ *     called it or have ended, so that no block of this kernel waits for room.
  *   - every thread calls wait_for_prerequisites(), and does not end or write to global memory
  *     before.  It returns when the kernel before has ended and all that it wrote can be read.  That
  *     kernel has waited, too, so the same is true of all earlier ones.
@@ -157,7 +157,7 @@ template <int N> DEVICE void copy_wait() { EITHER(asm volatile("cp.async.wait_gr
  * launches before that kernel have ended, and may read their results before its own wait, past L1
  * (load_shared_by_blocks): experts' down reads the router's choice while gate and up are computed.
  *
- * tests/ptx checks all of it but the first sentence.  Code for older devices has neither
+ * tests/ptx checks this rule, except that the call comes first.  Code for older devices has neither
  * instruction, and must not be launched with the attribute. */
 DEVICE void launch_dependents()
 {

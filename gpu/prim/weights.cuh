@@ -183,8 +183,9 @@ template <int TYPE> DEVICE void decode_floats(uint32_t v[4], const raw_step<TYPE
     }
 }
 
-/* A codebook whose entries are 256 bytes apart, and the place of a lane's copy in an entry; and one
- * whose entries are 128 bytes apart, by the lane's copy of the first entry. */
+/* Codebooks in shared memory, with a copy of each entry for every lane.  wide_table: entries are
+ * 256 bytes apart, and `lane` is the offset of the lane's copy in an entry.  lane_table: entries
+ * are 128 bytes apart, and `copy` is the address of the lane's copy of the first entry. */
 #ifdef __CUDACC__
 struct wide_table { uint32_t entries, lane; };          /* an address in shared memory */
 struct lane_table { uint32_t copy; };
