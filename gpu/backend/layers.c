@@ -65,6 +65,19 @@ static int round_act(struct gpu_backend *b, const struct input *in, int cols, st
     return gpu_act_int8(b->g, in->act, in->stride, order_of(b, b->n), b->n, cols, b->act_code, b->act_scale, e);
 }
 
+/* The weights that the kernel for the tokens of this step reads: the packed ones, or their copy. */
+static const struct gpu_mat *weights_of(const struct gpu_backend *b, const struct dlinear *l)
+{
+    const int many = !in_floats(b, l) && !by_matvec(b) && b->n > GPU_DECODED_TOKENS;
+    return many && l->decoded.data ? &l->decoded : &l->w;
+}
+
+/* Can one launch multiply by both matrices? */
+static int alike(const struct gpu_mat *a, const struct gpu_mat *b)
+{
+    return a->type == b->type && a->group_shift == b->group_shift && a->n_steps == b->n_steps;
+}
+
 /* Multiply any number of tokens with matvec.cu, GPU_MATVEC_TOKENS at a time. */
 static int run_matvec(struct gpu_backend *b, const struct gpu_linear *all, struct err *e)
 {
@@ -96,18 +109,15 @@ static int run_linear(struct gpu_backend *b, const struct input *in, const struc
         struct gpu_linear l = begin(b, in, finish, scale, limit);
         const struct dlinear *first = to[i].l;
         const int exact = in_floats(b, first), int8 = in_int8(b, first), few = by_matvec(b),
-                  split = by_split(b) && !int8, together = exact || few || split;
+                  split = by_split(b) && !int8, together = exact || few || !int8;
         if (int8 && !rounded++ && round_act(b, in, first->w.cols, e) < 0)
             return -1;
         l.code = int8 ? b->act_code : NULL;
         do {
-            l.w[l.n_mats] = !together && b->n > GPU_DECODED_TOKENS &&
-                            to[i].l->decoded.data ? to[i].l->decoded : to[i].l->w;
+            l.w[l.n_mats] = *weights_of(b, to[i].l);
             l.to[l.n_mats++] = (struct gpu_output){ to[i].l->bias, to[i].out, to[i].ldo };
             i++;
-        } while (together && i < n && (exact ? in_floats(b, to[i].l) : to[i].l->w.type == first->w.type &&
-                                       to[i].l->w.group_shift == first->w.group_shift &&
-                                                                      to[i].l->w.n_steps == first->w.n_steps));
+        } while (together && i < n && (exact ? in_floats(b, to[i].l) : alike(&l.w[0], weights_of(b, to[i].l))));
         if ((exact ? gpu_matmul_f32(b->g, &l, e) : few ? run_matvec(b, &l, e) : split
              ? gpu_matmul_split(b->g, &l, e) : int8 ? gpu_matmul_int8(b->g, &l, e) : gpu_matmul(b->g, &l, e)) < 0)
             return -1;
@@ -287,8 +297,7 @@ static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, c
     const struct dlinear *gate = c->gated ? &l->gate : &l->up, *up = c->gated ? &l->up : NULL;
     *down = (struct input){ .act = act, .stride = b->stride_mlp, .x = b->gate, .ldx = size };
     if (!in_floats(b, gate) && !in_floats(b, &l->down) && !l->mlp_sub_norm.present &&
-        (!up || (up->w.type == gate->w.type && up->w.group_shift == gate->w.group_shift &&
-                 up->w.n_steps == gate->w.n_steps))) {
+        (!up || alike(&up->w, &gate->w))) {
         struct gpu_linear fused = begin(b, in, GPU_MLP, 1, 0);
         fused.w[0] = gate->w;
         fused.to[0].bias = gate->bias;
@@ -802,8 +811,7 @@ static int leave_qkv(struct gpu_backend *b, const struct dlayer *l, const struct
         return 0;
     for (int i = 0; i < 3; i++) {
         const struct gpu_mat *m = &one[i]->w;
-        if (in_floats(b, one[i]) || in_int8(b, one[i]) || m->type != l->q.w.type ||
-            m->group_shift != l->q.w.group_shift || m->n_steps != l->q.w.n_steps)
+        if (in_floats(b, one[i]) || in_int8(b, one[i]) || !alike(m, &l->q.w))
             return 0;
         o.w[o.n_mats++] = *m;
         units += gpu_split_hopper_units(m->n_tiles);

@@ -1,6 +1,6 @@
 /* matmul.cu - y = w x for many tokens: prefill, and batches beyond 16.
  *
- * shapes   as matvec.cu, one matrix
+ * shapes   as matvec.cu; each matrix has a launch of its own
  * tile     a block: 128 rows x 64 or 128 tokens, all k; 4 warps, each 32 rows and all tokens, so
  *          that every code is decoded once a block.  Weights are loaded from global memory into
  *          registers, one step (32 k) ahead; activations are copied through shared memory
@@ -40,7 +40,7 @@ template <int TYPE, int TOKENS> __global__ __launch_bounds__(WARPS * 32) void ma
     multiply_many<TYPE, TOKENS>(c, data, m, stages, table, lane);
     if (!has_rows)
         return;
-    finish_tokens<N8, 8>(c, finish_begin<TYPE>(l, l.to[0], data, tile * 32 + 4 * g, m.rows, ACT_UNIT), l, first_token,
+    finish_tokens<N8, 8>(c, finish_begin<TYPE>(l, l.to[0], data, tile * 32 + 4 * g, m, ACT_UNIT), l, first_token,
                          first_token + n_tokens, t);
 }
 
@@ -56,14 +56,26 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
     return l->n_tokens <= 128 ? run<TYPE, 64>(g, l, e) : run<TYPE, 128>(g, l, e);
 }
 
-extern "C" int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e)
+static int run_one(struct gpu *g, const gpu_linear *l, struct err *e)
 {
-    if (l->wgmma && gpu_matmul_hopper_takes(g, l))
-        return gpu_matmul_hopper(g, l, e);
     switch (l->w[0].type) {
 #define FORMAT(type) case type: return run_type<type>(g, l, e);
 #define FORMAT_16(type) FORMAT(type)
 #include "gpu/prim/each_format.inc"
     default: return err_set(e, ERR_UNSUPPORTED, "matmul: number format %d", l->w[0].type);
     }
+}
+
+extern "C" int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e)
+{
+    if (l->wgmma && gpu_matmul_hopper_takes(g, l))
+        return gpu_matmul_hopper(g, l, e);
+    gpu_linear one = *l;
+    for (int i = 0; i < l->n_mats; i++) {
+        one.w[0] = l->w[i];
+        one.to[0] = l->to[i];
+        if (run_one(g, &one, e) < 0)
+            return -1;
+    }
+    return 0;
 }

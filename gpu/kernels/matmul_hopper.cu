@@ -2,8 +2,8 @@
  * matmul.cu, with the same sums in the same order.
  *
  * shapes   as matmul.cu; the formats of EACH_TAKEN below
- * tile     a block: 256 rows (2 warpgroups; 1 where an nl4 matrix has too few tiles for the
- *          device's multiprocessors) x 128 tokens, all k, one tile after the other.  A warpgroup
+ * tile     a block: 256 rows (2 warpgroups; 1 where rounds of half as many rows end sooner,
+ *          gpu_hopper_groups()) x 128 tokens, all k, one tile after the other.  A warpgroup
  *          takes 128 rows as two wgmma m64n128k16: warp w has the 32 rows of one tile of the file,
  *          and the 4 rows of a lane are rows g and g + 8 of the first product and of the second, as
  *          in matmul.cu.  Weights come from global memory into registers, two steps (32 k) ahead,
@@ -21,13 +21,15 @@
  * issue    counted in the machine code of nvcc 13.0: a warp has 326 instructions for 64 k, so the
  *          two warps of a scheduler take 326 issue slots for 32 k: 64 %.  Some 165 of them use the
  *          integer pipe, which accepts one every other cycle: 330 cycles, 64 %.  No spills; ptxas
- *          serialises no wgmma
+ *          serialises no wgmma.  Of blocks of one warpgroup a scheduler has one warp, whose 163
+ *          instructions must end within the 320 cycles that its 32 k of 128 rows take
  * L2       8.7 KB of weights and 16 KB of activations for 64 k: 24 bytes a cycle, 17 at the aimed
  *          rate; the usual f16 tiles (128 x 256) take 48
  * ends     at the end of a tile of 4096 k (65,500 cycles) 128 KB of results are stored: 4,000 to
  *          8,000 cycles without products, while the copies of the next tile continue
  * limit    tensor cores.  Aim: 0.70 of their peak at 4096 tokens; the ends alone cost 8 to 11 %,
- *          the last wave of 512 tiles on 132 multiprocessors 3 %
+ *          the last wave of 512 tiles on 132 multiprocessors 3 %.  Matrices that read the same
+ *          activations share the last wave
  * checked  tests/unit/t-gpu-matmul.c, emulated bit for bit against matmul.cu */
 #include "gpu/kernels/act_map.cuh"
 #include "gpu/kernels/operations.h"
@@ -36,7 +38,7 @@
 #include "gpu/rt/launch.cuh"
 
 enum {
-    TOKENS = 128, STAGE_STEPS = 2, STAGE_BYTES = TOKENS * STAGE_STEPS * 64, STAGES = 4,
+    TOKENS = GPU_HOPPER_TOKENS, STAGE_STEPS = 2, STAGE_BYTES = TOKENS * STAGE_STEPS * 64, STAGES = 4,
     /* number of tiles of tokens that are computed before the next tile of rows, so that weights and
      * activations stay in L2 */
     TOGETHER = 16,
@@ -95,13 +97,22 @@ struct stages {
     uint64_t *full, *empty;
 };
 
-/* The numbers of tiles of rows and of tokens.  tile_at() gives the order in which blocks take the
- * pairs of a tile of rows and a tile of tokens. */
+/* The number of tiles of rows of a matrix. */
+template <int GROUPS> __host__ __device__ constexpr int tiles_of(const gpu_mat &m)
+{
+    return (m.n_tiles + 4 * GROUPS - 1) / (4 * GROUPS);
+}
+
+/* The numbers of tiles of rows, of all matrices, and of tokens.  tile_at() gives the order in which
+ * blocks take the pairs of a tile of rows and a tile of tokens. */
 struct work { int n_rows, n_tokens; };
 struct tile_of_work { int row, token; };
-template <int GROUPS> DEVICE work work_of(const gpu_linear &l)
+template <int GROUPS> __host__ __device__ constexpr work work_of(const gpu_linear &l)
 {
-    return { (l.w[0].n_tiles + 4 * GROUPS - 1) / (4 * GROUPS), (l.n_tokens + TOKENS - 1) / TOKENS };
+    work w = { 0, (l.n_tokens + TOKENS - 1) / TOKENS };
+    for (int i = 0; i < GPU_MAX_MATS; i++)
+        w.n_rows += i < l.n_mats ? tiles_of<GROUPS>(l.w[i]) : 0;
+    return w;
 }
 DEVICE tile_of_work tile_at(const work &w, int i)
 {
@@ -129,26 +140,30 @@ template <int GROUPS> DEVICE void produce(const gpu_linear &l, const tensor_map 
 
 /* A warp's part of a tile is one tile of the file.  Beyond the file's last tile, `there` is false
  * and the first tile is read instead. */
-struct tile_part { int tile, token; bool there; const uint8_t *data; };
+struct tile_part { int which, tile, token; bool there; const uint8_t *data; };
 template <int TYPE, int GROUPS> DEVICE tile_part tile_part_of(const gpu_linear &l, const work &w, int i,
                                                                   raw_step<TYPE> raw[STAGE_STEPS])
 {
-    const gpu_mat &m = l.w[0];
-    const tile_of_work at = tile_at(w, i);
+    tile_of_work at = tile_at(w, i);
     tile_part s;
+    s.which = 0;
+    while (at.row >= tiles_of<GROUPS>(l.w[s.which]))
+        at.row -= tiles_of<GROUPS>(l.w[s.which++]);
+    const gpu_mat &m = l.w[s.which];
     s.tile = at.row * 4 * GROUPS + threadIdx.x / 32;
     s.token = at.token * TOKENS;
     s.there = s.tile < m.n_tiles;
     s.data = m.data + (size_t)(s.there ? s.tile : 0) * m.tile_bytes;
 #pragma unroll
     for (int step = 0; step < STAGE_STEPS; step++)
-        load_step<TYPE>(raw[step], s.data, m, min(step, m.n_steps - 1), threadIdx.x % 32 / 4, threadIdx.x % 4);
+        load_step<TYPE>(raw[step], s.data, l.w[0], min(step, l.w[0].n_steps - 1), threadIdx.x % 32 / 4,
+                        threadIdx.x % 4);
     return s;
 }
 
 template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const stages &s)
 {
-    const gpu_mat &m = l.w[0];
+    const gpu_mat &m = l.w[0];          /* all have its steps and groups */
     const work w = work_of<GROUPS>(l);
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, last = m.n_steps - 1,
               n_stages = (m.n_steps + STAGE_STEPS - 1) / STAGE_STEPS, n_work = w.n_rows * w.n_tokens;
@@ -191,8 +206,9 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
             next = tile_part_of<TYPE, GROUPS>(l, w, i + gridDim.x, raw);
         if (!now.there)
             continue;
-        finish_tokens<TOKENS / 8, 2>(c, finish_begin<TYPE>(l, l.to[0], now.data, now.tile * 32 + 4 * g, m.rows,
-                                                           ACT_UNIT * UNIT<TYPE>), l, now.token, l.n_tokens, t);
+        finish_tokens<TOKENS / 8, 2>(c, finish_begin<TYPE>(l, l.to[now.which], now.data, now.tile * 32 + 4 * g,
+                                                           l.w[now.which], ACT_UNIT * UNIT<TYPE>),
+                                     l, now.token, l.n_tokens, t);
     }
 }
 
@@ -233,7 +249,8 @@ void matmul_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map act)
 template <int TYPE, int GROUPS> static int run(struct gpu *g, const gpu_linear *l, const tensor_map &act, int n_sms,
                                                struct err *e)
 {
-    const int tiles = (l->w[0].n_tiles + 4 * GROUPS - 1) / (4 * GROUPS) * ((l->n_tokens + TOKENS - 1) / TOKENS);
+    const work w = work_of<GROUPS>(*l);
+    const int tiles = w.n_rows * w.n_tokens;
     return launch(g, "matmul_hopper", matmul_hopper_kernel<TYPE, GROUPS>,
                   dim3((unsigned)(tiles < n_sms ? tiles : n_sms)), THREADS<GROUPS>, SHARED_BYTES, e, *l, act);
 }
@@ -241,12 +258,12 @@ template <int TYPE, int GROUPS> static int run(struct gpu *g, const gpu_linear *
 template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, struct err *e)
 {
     tensor_map act;
-    const int n_sms = gpu_n_sms(g), large = (l->w[0].n_tiles + 7) / 8 * ((l->n_tokens + TOKENS - 1) / TOKENS);
+    const int n_sms = gpu_n_sms(g);
+    const work narrow = work_of<1>(*l), wide = work_of<2>(*l);
     if (map_act(g, &act, l, TOKENS, e) < 0)
         return -1;
-    /* kernels of 1 warpgroup are compiled for nl4 only, to save compile time */
     if constexpr (TYPE == QT_NL4)
-        if (large < n_sms)
+        if (gpu_hopper_groups(TYPE, narrow.n_rows * narrow.n_tokens, wide.n_rows * wide.n_tokens, n_sms) == 1)
             return run<TYPE, 1>(g, l, act, n_sms, e);
     return run<TYPE, 2>(g, l, act, n_sms, e);
 }

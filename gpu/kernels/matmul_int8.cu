@@ -220,7 +220,7 @@ template <int TOKENS> __global__ __launch_bounds__(WARPS * 32) void many_kernel(
         y[0][i] = (float)(odd ? theirs : c[0][i]) * scale;
         y[1][i] = (float)(odd ? c[1][i] : theirs) * scale;
     }
-    finish_tokens<N8, 4>(y, finish_begin<QT_I8R>(l, l.to[0], data, tile * 32 + 2 * (g - odd) + 16 * odd, m.rows, 1), l,
+    finish_tokens<N8, 4>(y, finish_begin<QT_I8R>(l, l.to[0], data, tile * 32 + 2 * (g - odd) + 16 * odd, m, 1), l,
                          first_token, first_token + n_tokens, t);
 }
 

@@ -198,7 +198,7 @@ void matmul_split_kernel(gpu_linear l, int n_units, int n_parts)
     if (n_parts > 1 && !add_parts<TOKENS>(y, l, room + WARPS * TOKENS * 16, at, n_parts, warp, lane))
         return;
     if (at.has_rows)
-        finish_tokens<TOKENS / 16, 4>(y, finish_begin<TYPE>(l, l.to[at.which], data, at.tile * 32 + 4 * g, m.rows,
+        finish_tokens<TOKENS / 16, 4>(y, finish_begin<TYPE>(l, l.to[at.which], data, at.tile * 32 + 4 * g, m,
                                                             ACT_UNIT), l, first_token + half * TOKENS / 2, l.n_tokens,
                                       t);
 }

@@ -358,7 +358,7 @@ void matmul_split_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map
         finish_mlp(y, l, data, at.tile, at.has_rows, first_token + half * TOKENS / 2,
                    reinterpret_cast<float4 *>(room), warp, lane);
     else if (at.has_rows)
-        finish_tokens<TOKENS / 16, 4>(y, finish_begin<TYPE>(l, l.to[at.which], data, at.tile * 32 + 4 * g, m.rows,
+        finish_tokens<TOKENS / 16, 4>(y, finish_begin<TYPE>(l, l.to[at.which], data, at.tile * 32 + 4 * g, m,
                                                               ACT_UNIT), l, first_token + half * TOKENS / 2,
                                       l.n_tokens, t);
 }

@@ -19,8 +19,9 @@ enum { GPU_MATVEC_TOKENS = 16 };
  * matrices have the same type, which is not f32, and the same group shape.  A token's result does
  * not depend on n_tokens. */
 int gpu_matvec(struct gpu *g, const struct gpu_linear *l, struct err *e);
-/* Multiply any number of tokens, whose activations are in GPU_ACT_TILES order, by one matrix whose
- * type is not f32.  GPU_MLP is not supported. */
+/* Multiply any number of tokens, whose activations are in GPU_ACT_TILES order, by matrices of one
+ * type, which is not f32, with the same group shape.  GPU_MLP is not supported.  A row's result
+ * does not depend on the other matrices. */
 int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* Multiply up to GPU_SPLIT_TOKENS tokens, whose activations are in GPU_ACT_TILES order, by matrices
  * of one type, which is not f32, with the same group shape.  GPU_MLP is not supported.  A token's
@@ -89,6 +90,16 @@ static inline struct gpu_matvec_blocks gpu_matvec_divide(int n_tiles, int n_step
  * device, the format and the number of tokens are supported. */
 int gpu_matmul_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
+/* The warpgroups of its blocks.  Each takes 128 rows x GPU_HOPPER_TOKENS tokens at a time, and two
+ * share the activations.  One is chosen if rounds of half as many rows end sooner; for other
+ * formats than nl4 it is not compiled, to save compile time.  narrow, wide: the number of tiles of
+ * 128 and of 256 rows in a launch. */
+enum { GPU_HOPPER_TOKENS = 128 };
+static inline int gpu_hopper_groups(int type, int narrow, int wide, int n_sms)
+{
+    const int rounds = (narrow + n_sms - 1) / n_sms, of_two = (wide + n_sms - 1) / n_sms;
+    return type == QT_NL4 && rounds < 2 * of_two ? 1 : 2;
+}
 /* Multiply f32 activations of any number of tokens by up to three matrices of any type, with the
  * weights as stored.  GPU_MLP is not supported. */
 int gpu_matmul_f32(struct gpu *g, const struct gpu_linear *l, struct err *e);

@@ -484,12 +484,12 @@ struct finish_rows {
     bool add, wide;
 };
 template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const gpu_output &to, const uint8_t *tile,
-                                                    int row, int rows, float unit)
+                                                    int row, const gpu_mat &m, float unit)
 {
     finish_rows f;
     f.out = to.out + row;
     f.ldo = to.ldo;
-    f.n = min(4, rows - row);
+    f.n = min(4, m.rows - row);
     f.wide = f.n == 4 && to.ldo % 4 == 0 && (reinterpret_cast<uintptr_t>(to.out) & 15) == 0;
     f.add = l.finish == GPU_ADD;
     f.factor = l.finish == GPU_STORE ? 1 : l.scale;
@@ -497,9 +497,9 @@ template <int TYPE> DEVICE finish_rows finish_begin(const gpu_linear &l, const g
     for (int i = 0; i < 4; i++) {
         f.bias[i] = to.bias && i < f.n ? to.bias[row + i] : -0.0f;
         f.scale[i] = format<TYPE>::row_scale ? unit * float_of(load4(tile + 4 * (row % TILE_OF_ROWS + i))) : unit;
-        if (TYPE == QT_F16 && l.w[0].row_scales)
-            f.scale[i] = unit * float_of(load4(l.w[0].row_scales + (size_t)(row / TILE_OF_ROWS) *
-                                               l.w[0].row_scales_step + 4 * (row % TILE_OF_ROWS + i)));
+        if (TYPE == QT_F16 && m.row_scales)
+            f.scale[i] = unit * float_of(load4(m.row_scales + (size_t)(row / TILE_OF_ROWS) * m.row_scales_step +
+                                               4 * (row % TILE_OF_ROWS + i)));
     }
     return f;
 }

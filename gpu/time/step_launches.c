@@ -118,12 +118,18 @@ static void add_matvec(struct walk *w, const char *what, const struct mat *const
     add(w, l);
 }
 
-static void add_hopper(struct walk *w, const char *what, const struct mat *m)
+static void add_hopper(struct walk *w, const char *what, const struct mat *const *all, int n_mats)
 {
-    enum { TOKENS = 128, SHARED = 1024 + 4 * (TOKENS * 128 + 16), END_CYCLES = 6000 /* to store 256 rows */ };
-    const int by_tokens = (int)ceil_of(w->n, TOKENS), large = (int)ceil_of(m->n_tiles, 8) * by_tokens,
-              groups = m->type == QT_NL4 && large < w->g->n_sms ? 1 : 2,
-              tiles = (int)ceil_of(m->n_tiles, 4 * groups) * by_tokens;
+    enum { TOKENS = GPU_HOPPER_TOKENS, SHARED = 1024 + 4 * (TOKENS * 128 + 16),
+           END_CYCLES = 6000 /* to store 256 rows */ };
+    const struct mat *m = all[0];
+    const int by_tokens = (int)ceil_of(w->n, TOKENS);
+    int narrow = 0, wide = 0;
+    for (int i = 0; i < n_mats; i++) {
+        narrow += (int)ceil_of(all[i]->n_tiles, 4) * by_tokens;
+        wide += (int)ceil_of(all[i]->n_tiles, 8) * by_tokens;
+    }
+    const int groups = gpu_hopper_groups((int)m->type, narrow, wide, w->g->n_sms), tiles = groups == 1 ? narrow : wide;
     struct timed_launch l = { .kernel = "matmul_hopper", .what = what, .part = TIMED_LINEAR, .wgmma = 1,
                               .blocks = (unsigned)(tiles < w->g->n_sms ? tiles : w->g->n_sms),
                               .threads = groups == 2 ? 384 : 160, .shared = SHARED };
@@ -131,8 +137,10 @@ static void add_hopper(struct walk *w, const char *what, const struct mat *m)
     const double each = instructions(w, "matmul-hopper", m->type, "", "90a", &registers),
                  turns = ceil((double)tiles / l.blocks), padded = turns * l.blocks;
     l.registers = registers;
-    l.bytes = (double)m->size;
-    l.flop = product(m, w->n);
+    for (int i = 0; i < n_mats; i++) {
+        l.bytes += (double)all[i]->size;
+        l.flop += product(all[i], w->n);
+    }
     l.done = padded * groups * 128 * TOKENS * 2.0 * m->cols_padded;
     l.issue = padded * groups * 4 * each * n_steps(m) / 2;
     l.l2_bytes = padded * (groups * 4 * (double)m->tile_bytes + 2.0 * TOKENS * m->cols_padded);
@@ -148,10 +156,6 @@ static void add_matmul(struct walk *w, const char *what, const struct mat *m)
     struct timed_launch l = { .kernel = "matmul", .what = what, .part = TIMED_LINEAR,
                               .blocks = ceil_of(m->n_tiles, WARPS) * ceil_of(w->n, tokens), .threads = WARPS * 32,
                               .shared = (size_t)((has_table(m) ? TABLE_SIZE : 0) + 3 * 2 * tokens * 64) };
-    if (w->wgmma && w->n > 128) {
-        add_hopper(w, what, m);
-        return;
-    }
     double each = instructions(w, "matmul", m->type, "-64", w->g->sm, &l.registers);
     each += each > 0 && tokens == 128 ? 40 : 0;         /* 64 more tokens: 32 products and 8 loads */
     l.bytes = (double)m->size;
@@ -259,6 +263,7 @@ static void add_f32(struct walk *w, const char *what, const struct mat *const *m
 
 static int in_floats(const struct linear *l) { return l->w.type == QT_F32; }
 static int by_matvec(const struct walk *w) { return w->n <= GPU_MATVEC_TOKENS; }
+static int by_hopper(const struct walk *w) { return w->wgmma && w->n > GPU_HOPPER_TOKENS; }
 static int by_split(const struct walk *w) { return !by_matvec(w) && w->n <= GPU_SPLIT_TOKENS; }
 static int alike(const struct mat *a, const struct mat *b)
 {
@@ -271,19 +276,22 @@ static void linear(struct walk *w, const char *what, const struct linear *const 
     for (int i = 0; i < n; ) {
         const struct mat *m[GPU_MAX_MATS];
         const struct linear *first = to[i];
-        const int exact = in_floats(first), together = exact || by_matvec(w) || by_split(w);
+        const int exact = in_floats(first);
         int n_mats = 0;
         do
             m[n_mats++] = &to[i++]->w;
-        while (together && i < n && (exact ? in_floats(to[i]) : alike(&to[i]->w, &first->w)));
+        while (i < n && (exact ? in_floats(to[i]) : alike(&to[i]->w, &first->w)));
         if (exact)
             add_f32(w, what, m, n_mats, w->n, 0);
         else if (by_split(w))
             add_split(w, what, m, n_mats, SPLIT_STORE);
-        else if (together)
+        else if (by_matvec(w))
             add_matvec(w, what, m, n_mats, 0);
+        else if (by_hopper(w))
+            add_hopper(w, what, m, n_mats);
         else
-            add_matmul(w, what, m[0]);
+            for (int k = 0; k < n_mats; k++)
+                add_matmul(w, what, m[k]);
     }
 }
 

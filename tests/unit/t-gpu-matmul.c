@@ -165,7 +165,7 @@ static void matmul_hopper(void **state)
 {
     (void)state;
     static const int sizes[][3] = { { 1, 1, 1 }, { 33, 100, 130 }, { 300, 352, 140 }, { 31, 33, 3 }, { 32, 32, 8 },
-                                    { 70, 1100, 17 }, { 128, 128, 128 }, { 600, 96, 129 } };
+                                    { 70, 1100, 17 }, { 128, 128, 128 }, { 600, 96, 129 }, { 1000, 96, 129 } };
     static const enum qtype types[] = { QT_I4, QT_I4M, QT_I4Z, QT_I8, QT_I8R, QT_F16, QT_BF16 };
     if (!has_wgmma())
         return;
@@ -197,6 +197,69 @@ static void every_count(void **state)
         check(QT_NL4, 32, 150, 352, counts[i], MATMUL);
         check(QT_I4, 128, 40, 352, counts[i], EXACT);
     }
+}
+
+/* Several matrices in one launch for many tokens: the bits of launches of their own, of packed
+ * weights and of f16 copies, in blocks of one and of two warpgroups (emulated: on 4
+ * multiprocessors). */
+static void together(void **state)
+{
+    (void)state;
+    enum { MATS = 3, N = 140, COLS = 96, MOST = 511 };
+    static const struct { enum qtype type; int rows[MATS], groups; } cases[] = {
+        { QT_NL4, { 300, 1, 140 }, 1 }, { QT_NL4, { 250, 129, MOST }, 2 }, { QT_I8, { 70, 300, 33 }, 2 },
+    };
+    struct rng r = { 14 };
+    const size_t size = N * MOST * sizeof(float);
+    float *x = malloc(N * COLS * sizeof *x), *one = malloc(size), *all = malloc(size), bias[MOST];
+    for (int i = 0; i < N * COLS; i++)
+        x[i] = uniform(&r, -1, 1);
+    for (int i = 0; i < MOST; i++)
+        bias[i] = uniform(&r, -1, 1);
+    uint16_t *act = pack_act(x, N, COLS, COLS, GPU_ACT_TILES);
+    struct gpu_linear l = { .n_mats = MATS, .act = to_device(act, N * COLS * 2), .act_stride = COLS, .n_tokens = N,
+                            .finish = GPU_STORE };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct mat m[MATS];
+        uint8_t *data[MATS];
+        int narrow = 0, wide = 0;
+        for (int i = 0; i < MATS; i++) {
+            data[i] = random_mat(&m[i], cases[c].type, 32, cases[c].rows[i], COLS, &r);
+            l.w[i] = gpu_mat_of(&m[i], to_device(data[i], m[i].size));
+            l.to[i] = (struct gpu_output){ to_device(bias, sizeof bias), on_device(size), cases[c].rows[i] };
+            narrow += (m[i].n_tiles + 3) / 4 * 2, wide += (m[i].n_tiles + 7) / 8 * 2;
+        }
+        assert_int_equal(gpu_hopper_groups((int)cases[c].type, narrow, wide, 4), cases[c].groups);
+        for (int copies = 0; copies < 2; copies++) {
+            for (int i = 0; copies && i < MATS; i++) {
+                uint8_t *copy = on_device(gpu_decoded_size(l.w[i].type, l.w[i].n_tiles, l.w[i].n_steps));
+                OK(gpu_decode(device, &l.w[i], copy, &why));
+                l.w[i] = gpu_decoded(&l.w[i], copy);
+            }
+            for (enum path path = MATMUL; path <= HOPPER; path++) {
+                if (path == EXACT || (path == HOPPER && !has_wgmma()))
+                    continue;
+                for (int i = 0; i < MATS; i++)
+                    OK(gpu_fill(device, GPU_COMPUTE, l.to[i].out, 0xff, size, &why));
+                OK(by_path(path, &l));
+                for (int i = 0; i < MATS; i++) {
+                    struct gpu_linear alone = l;
+                    alone.w[0] = l.w[i];
+                    alone.to[0] = l.to[i];
+                    alone.n_mats = 1;
+                    from_device(all, l.to[i].out, size);
+                    OK(gpu_fill(device, GPU_COMPUTE, l.to[i].out, 0xff, size, &why));
+                    OK(by_path(path, &alone));
+                    from_device(one, l.to[i].out, size);
+                    assert_memory_equal(all, one, size);
+                    compare(&m[i], one, (size_t)m[i].rows, x, N, path, bias, path_name[path]);
+                }
+            }
+        }
+        for (int i = 0; i < MATS; i++)
+            free(data[i]);
+    }
+    free(act), free(all), free(one), free(x);
 }
 
 /* Check silu(gate) * up and silu(up) for the linear layers of l, whose plain results are gate and
@@ -865,7 +928,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(matvec), cmocka_unit_test(matmul), cmocka_unit_test(matmul_f32),
             cmocka_unit_test(matmul_hopper),
-        cmocka_unit_test(every_count), cmocka_unit_test(endings), cmocka_unit_test(normed), cmocka_unit_test(divided),
+        cmocka_unit_test(every_count), cmocka_unit_test(together), cmocka_unit_test(endings), cmocka_unit_test(normed),
+        cmocka_unit_test(divided),
         cmocka_unit_test(many), cmocka_unit_test(parts_of_k), cmocka_unit_test(split), cmocka_unit_test(gate_up),
         cmocka_unit_test(parts_in_norm),
         cmocka_unit_test(neighbours), cmocka_unit_test(refused),
