@@ -310,8 +310,8 @@ static int measure(struct cold *c, int state, struct err *e)
         ours[n++] = "--max-device", ours[n++] = c->max_device;
     if (o->run.strict)
         ours[n++] = "--strict";
-    if (o->run.act_int8)
-        ours[n++] = "--act", ours[n++] = "int8";
+    if (o->run.act_codes)
+        ours[n++] = "--act", ours[n++] = act_codes_name(o->run.act_codes);
     if (o->run.no_graphs)
         ours[n++] = "--cuda-graphs", ours[n++] = "off";
     if (o->run.cache_given)

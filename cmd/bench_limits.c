@@ -20,8 +20,9 @@ static void count_linear(struct work_limits *s, const struct linear *l, const st
 {
     if (!l || !l->w.data)
         return;
-    /* integer MMA runs at twice the measured f16 peak */
-    const int twice = r->gpu && r->act_int8 && l->w.type == QT_I8R;
+    /* products of 8 bits run at twice the measured f16 peak */
+    const int twice = r->gpu && ((r->act_codes == ACT_CODES_INT8 && l->w.type == QT_I8R) ||
+                                 (r->act_codes == ACT_CODES_FP8 && l->w.type == QT_FP8));
     const double op = 2.0 * l->w.rows * l->w.cols / (twice ? 2 : 1);
     if (!is_head)
         *(l->w.act_group && !r->exact ? &s->int8_op : &s->f32_op) += op;

@@ -484,7 +484,7 @@ int bench_quality(const struct bench_options *o, const char *reference_path, con
         reference.run.exact = 1;
         reference.run.kv = kv_both(KV_F32);
         reference.run.type = NULL;      /* -q applies to MODEL */
-        reference.run.act_int8 = 0;
+        reference.run.act_codes = ACT_CODES_NONE;
     }
     if (open_side(&reference, reference_path, o->window, &e) != 0 || open_side(&model, path, o->window, &e) != 0 ||
         read_text(&t, o, &reference.m, text_path, &e) != 0 || !(pool = pool_open(o->run.threads, &e)))

@@ -62,7 +62,7 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .debug_sync = env_on("ZSE_DEBUG_SYNC"),
                                     .wgmma = !env_off("ZSE_WGMMA"),
                                     .no_dependent_launches = env_off("ZSE_PDL"), .no_graphs = r->no_graphs,
-                                    .act_int8 = r->act_int8,
+                                    .act_codes = r->act_codes,
                                     .cache_weights = r->cache_weights,
                                     .drafter = r->spec == SPEC_AUTO || r->spec == SPEC_NGRAM ? &drafter_ngram : NULL,
                                     .prefix_folder = r->prefix_folder, .prefix_bytes = r->prefix_bytes,

@@ -77,7 +77,7 @@ struct run_options {
     int draft, draft_layers; const char *draft_model, *heads;
     int draft_distribution, exact_given;    /* --spec-exact */
     int no_graphs, graphs_given;    /* --cuda-graphs */
-    int act_int8, act_given;        /* --act */
+    int act_codes, act_given;       /* --act: enum act_codes */
     int cache_weights, cache_given; /* --cache-weights: enum cache_weights */
     /* set by run_options_check: run on a GPU, its index, and whether --device auto chose it */
     int gpu, gpu_index, gpu_auto;       /* gpu_index: of several, the first */
@@ -149,7 +149,8 @@ enum { OPT_THREADS = 1000, OPT_CTX, OPT_KV, OPT_KERNELS, OPT_DEVICE, OPT_EXACT, 
     "      --max-device SIZE      take at most SIZE of each GPU's memory, like 4GB (default: what is free)\n" \
     "      --strict               no answer depends on chunks, reused prefixes or batches, on a GPU either (there it is slower)\n" \
     "      --cuda-graphs on|off   record a GPU's decoding steps once and replay them: the same answers, fewer launches (default: on)\n" \
-    "      --act f16|int8         the type of a GPU's activations before int8 matrices with one scale per row (default: f16)\n" \
+    "      --act f16|int8|fp8     the type of a GPU's activations: int8 before int8 matrices with one scale per row, fp8 before\n" \
+    "                             fp8 ones with more than 128 tokens (default: f16)\n" \
     "      --cache-weights auto|on|off  keep an f16 copy of a GPU's packed weights, for long prompts: the same answers, more memory (default: off)\n" \
     "      --force                open a model even if there is too little memory for it\n" \
     "      --verify auto|first|never  compare a changed file's checksums during the first answers, before them (zse-bench's default), or never\n" \

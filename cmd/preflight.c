@@ -186,7 +186,7 @@ static int settle(const char *prog, const struct opened_model *o, const struct r
                  o->model->config.n_layers);
         return plan_device(o, eo, &bo, p, e);
     }
-    if (!r->gpu_auto || r->act_int8 || (rc < 0 && why.code != ERR_UNSUPPORTED)) {       /* --act int8 needs a GPU */
+    if (!r->gpu_auto || r->act_codes || (rc < 0 && why.code != ERR_UNSUPPORTED)) {      /* --act needs a GPU */
         *e = why;
         return -1;
     }

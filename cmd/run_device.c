@@ -190,9 +190,11 @@ static int parse_graphs(const char *prog, const char *arg, struct run_options *r
 
 static int parse_act(const char *prog, const char *arg, struct run_options *r)
 {
-    r->act_int8 = strcmp(arg, "int8") == 0;
     r->act_given = 1;
-    return r->act_int8 || strcmp(arg, "f16") == 0 ? 0 : cli_wrong(prog, "--act: '%s', expected f16 or int8", arg);
+    for (r->act_codes = ACT_CODES_FP8; r->act_codes >= 0; r->act_codes--)
+        if (strcmp(arg, act_codes_name(r->act_codes)) == 0)
+            return 0;
+    return cli_wrong(prog, "--act: '%s', expected f16, int8 or fp8", arg);
 }
 
 const char *run_moe_name(int moe)
@@ -343,8 +345,8 @@ int run_device_check(const char *prog, struct run_options *r)
         r->gpu = 0;
     if (rc == 0 && r->graphs_given && !r->no_graphs && !r->gpu)
         return cli_wrong(prog, "--cuda-graphs on: there is no GPU (--device)");
-    if (rc == 0 && r->act_int8 && !r->gpu)
-        return cli_wrong(prog, "--act int8: there is no GPU (--device)");
+    if (rc == 0 && r->act_codes && !r->gpu)
+        return cli_wrong(prog, "--act %s: there is no GPU (--device)", act_codes_name(r->act_codes));
     if (rc == 0)
         rc = check_moe(prog, r);
     if (rc == 0)

@@ -68,7 +68,7 @@ _zse_chat() {
     --prefetch) COMPREPLY=(); return ;;
     --max-device) COMPREPLY=(); return ;;
     --cuda-graphs) COMPREPLY=($(compgen -W "on off" -- "$cur")); return ;;
-    --act) COMPREPLY=($(compgen -W "f16 int8" -- "$cur")); return ;;
+    --act) COMPREPLY=($(compgen -W "f16 int8 fp8" -- "$cur")); return ;;
     --cache-weights) COMPREPLY=($(compgen -W "auto on off" -- "$cur")); return ;;
     --verify) COMPREPLY=($(compgen -W "auto first never" -- "$cur")); return ;;
     --window) COMPREPLY=(); return ;;

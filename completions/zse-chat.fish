@@ -80,7 +80,7 @@ complete -c zse-chat -l prefetch -x -d 'with a window of layers, upload N of the
 complete -c zse-chat -l max-device -x -d 'take at most SIZE of each GPUs memory, like 4GB (default what is free)'
 complete -c zse-chat -l strict -d 'no answer depends on chunks, reused prefixes or batches, on a GPU either (there it is slower)'
 complete -c zse-chat -l cuda-graphs -x -a 'on off' -d 'record a GPUs decoding steps once and replay them the same answers, fewer launches (default on)'
-complete -c zse-chat -l act -x -a 'f16 int8' -d 'the type of a GPUs activations before int8 matrices with one scale per row (default f16)'
+complete -c zse-chat -l act -x -a 'f16 int8 fp8' -d 'the type of a GPUs activations int8 before int8 matrices with one scale per row, fp8 before fp8 ones with more than 128 tokens (default f16)'
 complete -c zse-chat -l cache-weights -x -a 'auto on off' -d 'keep an f16 copy of a GPUs packed weights, for long prompts the same answers, more memory (default off)'
 complete -c zse-chat -l force -d 'open a model even if there is too little memory for it'
 complete -c zse-chat -l verify -x -a 'auto first never' -d 'compare a changed files checksums during the first answers, before them (zse-benchs default), or never'

@@ -149,6 +149,12 @@ static int taken(const struct bench *b)
                            : b->o->wgmma && gpu_matmul_hopper_takes(b->g, l) ? gpu_matmul_hopper : gpu_matmul);
 }
 
+/* Does the product read activations of 8 bits? */
+static int by_codes(int (*multiply)(struct gpu *, const struct gpu_linear *, struct err *))
+{
+    return multiply == gpu_matmul_int8 || multiply == gpu_matmul_fp8;
+}
+
 /* Measure and report the median time of a launch over the repeats, after a warm-up.  bytes, flop:
  * the traffic and the operations of a launch. */
 static int measure(struct bench *b, launch_fn launch, const char *kernel, const char *type, int tokens, double bytes,
@@ -178,7 +184,7 @@ static int measure(struct bench *b, launch_fn launch, const char *kernel, const 
     b->o->row(b->o->user, &(struct gpu_bench_row){ kernel, type, tokens, bytes, flop,
                                                    (b->seconds[(b->o->repeats - 1) / 2] +
                                                     b->seconds[b->o->repeats / 2]) / 2,
-                                                   launch == launch_linear && b->multiply == gpu_matmul_int8,
+                                                   launch == launch_linear && by_codes(b->multiply),
                                                    b->o->autotune && taken(b) });
     return 0;
 }
@@ -197,8 +203,8 @@ static int copies_of(const struct bench *b, size_t bytes)
 static int mat_of(struct mat *m, enum qtype type, int rows, int cols, struct err *e)
 {
     const struct qtype_info *t = qtype_info(type);
-    const int group = t->group_sizes & 128 && t->bits < 8 ? 128 : t->group_sizes & 64 ? 64 : 32;
-    return mat_init(m, type, group, t->is_float ? 0 : 64, rows, cols, e);
+    const int group = t->group_sizes & 128 && (t->bits < 8 || type == QT_FP8) ? 128 : t->group_sizes & 64 ? 64 : 32;
+    return mat_init(m, type, group, qtype_takes_floats(t) ? 0 : 64, rows, cols, e);
 }
 
 static struct gpu_mat device_mat(const struct mat *m, const uint8_t *data)
@@ -216,7 +222,8 @@ static struct gpu_mat device_mat(const struct mat *m, const uint8_t *data)
 static uint8_t *weights(struct bench *b, const struct mat *m, int n, struct err *e)
 {
     const struct qtype_info *t = qtype_info(m->type);
-    const uint64_t mask = t->is_float ? 0x80ff80ff80ff80ff : t->scale == SCALE_F16 ? 0x3bff3bff3bff3bff : UINT64_MAX,
+    const uint64_t mask = t->is_float ? 0x80ff80ff80ff80ff : t->scale == SCALE_F16 ? 0x3bff3bff3bff3bff
+                                     : t->scale == SCALE_F32 ? 0x3bbbbbbb3bbbbbbb : UINT64_MAX,
                    set = t->is_float ? 0x3c003c003c003c00 : 0;
     const int n_tiles = m->n_tiles < TILES ? m->n_tiles : TILES;
     const size_t bytes = m->tile_bytes * (size_t)n_tiles;
@@ -241,7 +248,7 @@ static int operands(struct bench *b, const struct mat *m, size_t t, struct err *
 {
     if (b->multiply == gpu_matmul_f32)
         return (b->linear.x = floats(b, t * (size_t)m->cols, e)) ? 0 : -1;
-    if (b->multiply == gpu_matmul_int8)
+    if (by_codes(b->multiply))
         return (b->linear.code = (const int8_t *)halves(b, t * (size_t)GPU_CODE_STRIDE(m->cols) / 2, e)) &&
                (b->linear.code_scale = floats(b, t, e)) ? 0 : -1;
     return (b->linear.act = halves(b, t * (size_t)m->cols_padded, e)) ? 0 : -1;
@@ -254,7 +261,7 @@ static int linear(struct bench *b, const char *kernel,
                   int least, int most, struct err *e)
 {
     const int rows = b->o->rows, cols = b->o->cols,
-              each = multiply == gpu_matmul_f32 ? 4 : multiply == gpu_matmul_int8 ? 1 : 2,
+              each = multiply == gpu_matmul_f32 ? 4 : by_codes(multiply) ? 1 : 2,
               rows_padded = (rows + 31) / 32 * 32, n_mats = mlp ? 2 : 1;
     struct mat m;
     if (mat_of(&m, type, rows, cols, e) < 0)
@@ -285,7 +292,8 @@ static int linear(struct bench *b, const char *kernel,
     for (int i = 0; i < b->o->n_tokens; i++) {
         const int n = b->linear.n_tokens = b->o->tokens[i];
         const double in = (double)each * cols, out = mlp ? 2.0 * rows : 4.0 * rows;
-        if (n < least || n > most || (multiply == gpu_matmul_hopper && !gpu_matmul_hopper_takes(b->g, &b->linear)))
+        if (n < least || n > most || (multiply == gpu_matmul_hopper && !gpu_matmul_hopper_takes(b->g, &b->linear)) ||
+            (multiply == gpu_matmul_fp8 && !gpu_matmul_fp8_takes(b->g, &b->linear.w[0], n)))
             continue;
         if (measure(b, launch_linear, kernel, qtype_info(type)->name, n,
                     (double)(m.size * (size_t)n_mats) + n * (in + out), 2.0 * rows * cols * n * n_mats, e) < 0)
@@ -308,7 +316,8 @@ static int linears(struct bench *b, struct err *e)
     if (b->o->autotune)
         return 0;
     if (linear(b, "matvec_int8", gpu_matmul_int8, QT_I8R, 0, 1, GPU_MATVEC_TOKENS, e) < 0 ||
-        linear(b, "matmul_int8", gpu_matmul_int8, QT_I8R, 0, GPU_MATVEC_TOKENS + 1, INT32_MAX, e) < 0)
+        linear(b, "matmul_int8", gpu_matmul_int8, QT_I8R, 0, GPU_MATVEC_TOKENS + 1, INT32_MAX, e) < 0 ||
+        linear(b, "matmul_fp8", gpu_matmul_fp8, QT_FP8, 0, GPU_SPLIT_TOKENS + 1, INT32_MAX, e) < 0)
         return -1;
     return linear(b, "matvec_mlp", gpu_matvec, QT_NL4, 1, 1, GPU_MATVEC_TOKENS, e) < 0 ||
            linear(b, "matmul_f32", gpu_matmul_f32, QT_F32, 0, 1, GPU_MATVEC_TOKENS, e) < 0 ? -1 : 0;

@@ -230,9 +230,9 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     n += plan_states(b, t, part + n);
     part[n++] = (struct buffer_place){ &b->tickets, sizeof *b->tickets *
                                        (counters > GPU_SPLIT_TICKETS ? counters : GPU_SPLIT_TICKETS) };
-    part[n++] = (struct buffer_place){ &b->act_code, b->o.act_int8 ? t *
+    part[n++] = (struct buffer_place){ &b->act_code, b->o.act_codes ? t *
                                (size_t)GPU_CODE_STRIDE(most_of(b->stride_hidden, b->stride_att, b->stride_mlp)) : 0 };
-    part[n++] = (struct buffer_place){ &b->act_scale, b->o.act_int8 ? t * f : 0 };
+    part[n++] = (struct buffer_place){ &b->act_scale, b->o.act_codes ? t * f : 0 };
     for (int i = 0; i < c->n_ropes; i++) {
         const size_t half = (size_t)c->ropes[i].dim / 2;
         part[n++] = (struct buffer_place){ &b->cosine[i], t * half * f };
@@ -333,22 +333,28 @@ static int lacks_kernel(const struct gpu_backend *b, const struct linear *l)
     return qtype_info(l->w.type)->gpu == GPU_FORMAT_NONE;
 }
 
-/* Does l read int8 activations?  The embedding does not: it is looked up, never multiplied. */
-static int takes_int8(const struct gpu_backend *b, const struct linear *l)
+/* Does l read activations of 8 bits?  The embedding does not: it is looked up, never multiplied. */
+static int takes_codes(const struct gpu_backend *b, const struct linear *l)
 {
-    return l != &b->m->embed && gpu_matmul_int8_takes(&(struct gpu_mat){ .type = (int)l->w.type, .cols = l->w.cols });
+    return l != &b->m->embed &&
+           dweights_reads_codes(b->o.act_codes, &(struct gpu_mat){ .type = (int)l->w.type, .cols = l->w.cols });
 }
 
-/* Check that --act int8 has an effect: some matrix on the device reads int8 activations.  Experts
- * are multiplied as f16. */
+/* Check that --act has an effect: some matrix on the device reads such activations.  Experts are
+ * multiplied as f16. */
 static int check_act(const struct gpu_backend *b, struct err *e)
 {
-    if (!b->o.act_int8)
+    const int fp8 = b->o.act_codes == ACT_CODES_FP8;
+    const char *name = act_codes_name(b->o.act_codes);
+    if (!b->o.act_codes)
         return 0;
     if (b->exact)
-        return err_set(e, ERR_UNSUPPORTED, "%s: activations are f32 (--exact) or int8 (--act), not both", gpu_kind);
-    return device_matrix(b, 0, takes_int8) ? 0 : err_set(e, ERR_UNSUPPORTED, "--act int8: none of the matrices on the %s device is int8 with one scale a row (zse-convert -q int8 --group-size row makes them)",
-                             gpu_kind);
+        return err_set(e, ERR_UNSUPPORTED, "%s: activations are f32 (--exact) or %s (--act), not both", gpu_kind, name);
+    if (fp8 && b->o.strict)
+        return err_set(e, ERR_UNSUPPORTED, "--act fp8: --strict multiplies all tokens alike, and few tokens stay f16");
+    return device_matrix(b, 0, takes_codes) ? 0 : err_set(e, ERR_UNSUPPORTED, "--act %s: none of the matrices on the %s device is %s (zse-convert -q %s makes them)",
+                             name, gpu_kind, fp8 ? "fp8" : "int8 with one scale a row",
+                             fp8 ? "fp8" : "int8 --group-size row");
 }
 
 static int alike(const struct linear *a, const struct linear *b)
@@ -621,6 +627,10 @@ int memory_open(struct gpu_backend *b, struct err *e)
 {
     const struct config *c = &b->m->config;
     struct buffer_place part[MAX_PARTS];
+    const int capability = gpu_capability(b->g);
+    if (b->o.act_codes == ACT_CODES_FP8 && capability != 90)
+        return err_set(e, ERR_UNSUPPORTED, "--act fp8: this GPU has compute capability %d.%d, expected 9.0",
+                       capability / 10, capability % 10);
     if (size_up(b, part, e) < 0 || plan_rank(b->g, b->tp ? b->tp->whole : b->m, &b->o, &b->plan, e) < 0 ||
         gpu_plan_fits(&b->plan, &b->o, e) < 0)
         return -1;
@@ -632,7 +642,7 @@ int memory_open(struct gpu_backend *b, struct err *e)
         return -1;
     const size_t hx = b->host_layers ? (size_t)b->o.max_tokens * (size_t)c->hidden_size : 0;
     const struct dweights_options wo = { .layers = b->layers, .n_experts = b->n_experts, .part = b->tp,
-                                         .decoded = b->plan.cached > 0, .act_int8 = b->o.act_int8,
+                                         .decoded = b->plan.cached > 0, .act_codes = b->o.act_codes,
                                          .window = { b->plan.kept, b->plan.slots, b->plan.prefetch } };
     /* the weights first: they are copied while the rest is allocated */
     if (!(b->w = dweights_open(b->g, b->m, &wo, e)) || !(b->arena = take(b, b->arena_size, "activations", e)) ||

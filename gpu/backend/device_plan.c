@@ -30,9 +30,9 @@ size_t graph_nodes(const struct gpu_backend *b, int bucket)
 {
     /* with many tokens, the pairs of a mixture are sorted and their results added by launches of
      * their own */
-    enum { A_LAYER = 11, INT8 = 4, FEW_EXPERTS = 4, EXPERTS = 6, ENDS = 6, AFTER_SUM = 1 };
+    enum { A_LAYER = 11, CODES = 4, FEW_EXPERTS = 4, EXPERTS = 6, ENDS = 6, AFTER_SUM = 1 };
     const int experts = !b->stride_expert ? 0 : 1 << bucket <= GPU_MATVEC_TOKENS ? FEW_EXPERTS : EXPERTS;
-    const size_t a_layer = (size_t)(A_LAYER + INT8 * b->o.act_int8 + experts);
+    const size_t a_layer = (size_t)(A_LAYER + CODES * (b->o.act_codes != 0) + experts);
     size_t n = ENDS;
     for (int i = b->layers.first; i < b->layers.end; i++) {
         const int split = b->tp ? b->tp->split[i] : 0;
@@ -68,8 +68,8 @@ static const char *cache_off(const struct gpu_backend *b)
         return "--cache-weights off";
     if (b->exact || b->o.strict)
         return b->exact ? "--exact reads the weights as stored" : "--strict multiplies all tokens alike";
-    if (dweights_decoded_size(b->m, b->layers, b->o.act_int8) == 0)
-        return b->o.act_int8 ? "--act int8 reads what is packed as it is" : "no weights are packed";
+    if (dweights_decoded_size(b->m, b->layers, b->o.act_codes) == 0)
+        return b->o.act_codes ? "--act reads what is packed as it is" : "no weights are packed";
     return b->o.cache_weights == CACHE_WEIGHTS_AUTO
                ? "auto: 3 times the weights and 2 GB are not free, or there is no room beside the rest" : NULL;
 }
@@ -88,7 +88,7 @@ static void fill_plan(const struct gpu_backend *b, struct gpu_plan *p)
               (b->tp ? pages(all_reduce_bytes(&all_reduce_sizes, b->tp->n_ranks)) : 0);
     p->reserve = reserve_of(b);
     p->cache_off = cache_off(b);
-    p->cached = p->cache_off ? 0 : pages(dweights_decoded_size(b->m, b->layers, b->o.act_int8));
+    p->cached = p->cache_off ? 0 : pages(dweights_decoded_size(b->m, b->layers, b->o.act_codes));
     p->needed = p->weights + p->cached + p->kv + p->work + p->reserve;
     p->graphs_off = graphs_off(b);
     p->host_weights = b->tp ? 0 : dweights_host_size(b->m, b->host_layers, b->layers, b->n_experts);

@@ -41,7 +41,7 @@ struct dweights {
     struct dlayer *layers;
     struct dends ends;
     uint8_t *base, *decoded;        /* decoded NULL: no copies */
-    int act_int8, tied;             /* tied: the head is the embedding, which is also on the device */
+    int act_codes, tied;            /* tied: the head is the embedding, which is also on the device */
     uint8_t *is_decoded;            /* [n_layers] */
     struct gpu_ring *ring;
     struct segment *segments; int n_segments, room;
@@ -241,6 +241,11 @@ static void mats_of(struct dlayer *d, struct dlinear *mats[LAYER_MATS])
 #include "libcommon/model/parts.def"
 }
 
+int dweights_reads_codes(int act_codes, const struct gpu_mat *m)
+{
+    return act_codes == ACT_CODES_INT8 ? gpu_matmul_int8_takes(m) : act_codes == ACT_CODES_FP8 && m->type == QT_FP8;
+}
+
 /* Place the f16 copies of a layer. */
 static void place_decoded(struct weight_layout *p, struct dlayer *d)
 {
@@ -248,7 +253,7 @@ static void place_decoded(struct weight_layout *p, struct dlayer *d)
     mats_of(d, mats);
     for (int i = 0; i < LAYER_MATS; i++) {
         const struct gpu_mat *m = &mats[i]->w;
-        const size_t size = m->n_tiles && !(p->w->act_int8 && gpu_matmul_int8_takes(m))
+        const size_t size = m->n_tiles && !dweights_reads_codes(p->w->act_codes, m)
                                 ? gpu_decoded_size(m->type, m->n_tiles, m->n_steps) : 0;
         if (size && p->w->decoded)
             mats[i]->decoded = gpu_decoded(m, p->w->decoded + p->decoded_at);
@@ -387,11 +392,11 @@ size_t dweights_host_size(const struct model *m, int host_layers, struct layer_r
     return n + p.at;
 }
 
-size_t dweights_decoded_size(const struct model *m, struct layer_range layers, int act_int8)
+size_t dweights_decoded_size(const struct model *m, struct layer_range layers, int act_codes)
 {
     struct dweights w = sized(m, layers, 0);
     struct weight_layout p = { .w = &w };
-    w.act_int8 = act_int8;
+    w.act_codes = act_codes;
     for (int i = layers.first; i < layers.end; i++)
         layout_part(&p, i + 1);
     return p.decoded_at;
@@ -685,7 +690,7 @@ static int take_whole(struct dweights *w, const struct dweights_options *o, stru
     struct weight_layout p = { .w = w };
     uint8_t *at;
     if (!(w->base = gpu_alloc(w->g, dweights_size(w->m, w->range, w->n_experts), "weights", e)) ||
-        (o->decoded && !(w->decoded = gpu_alloc(w->g, dweights_decoded_size(w->m, w->range, w->act_int8),
+        (o->decoded && !(w->decoded = gpu_alloc(w->g, dweights_decoded_size(w->m, w->range, w->act_codes),
                                                 "weights as f16", e))))
         return -1;
     at = w->base;
@@ -793,7 +798,7 @@ struct dweights *dweights_open(struct gpu *g, const struct model *m, const struc
     pthread_cond_init(&w->changed, NULL);
     w->g = g;
     w->tp = o->part;
-    w->act_int8 = o->act_int8;
+    w->act_codes = o->act_codes;
     w->has_window = o->window.n_slots > 0;
     w->layers = calloc((size_t)w->n_layers + 1, sizeof *w->layers);
     w->parts = calloc((size_t)n_parts, sizeof *w->parts);

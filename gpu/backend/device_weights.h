@@ -53,8 +53,8 @@ struct dweights_options {
     /* the model is the part of a tensor-parallel rank; NULL: it is whole */
     const struct tp_model *part;
     /* decoded: also make f16 copies of the layers' quantized matrices, which prompts use; with
-     * act_int8 the matrices that gpu_matmul_int8() supports have no copy */
-    int decoded, act_int8;
+     * act_codes those that dweights_reads_codes() have no copy */
+    int decoded, act_codes;
     /* n_slots > 0: some layers pass through these slots at every step (plan/layer_window.h), and
      * nothing is decoded */
     struct window_shape window;
@@ -69,7 +69,9 @@ size_t dweights_ends_size(const struct model *m, struct layer_range layers, int 
  * layers. */
 size_t dweights_host_size(const struct model *m, int host_layers, struct layer_range layers, int n_experts);
 /* Returns the bytes of the f16 copies. */
-size_t dweights_decoded_size(const struct model *m, struct layer_range layers, int act_int8);
+size_t dweights_decoded_size(const struct model *m, struct layer_range layers, int act_codes);
+/* Whether the matrix is multiplied by activations of 8 bits (enum act_codes), as it is. */
+int dweights_reads_codes(int act_codes, const struct gpu_mat *m);
 /* Start to load the weights; m stays open until loading ends or dweights_close().  The compute
  * stream makes the copies of a layer when it first needs the layer, and the missing ones once all
  * weights are loaded.  If there is too little memory for the layers of a window, the window becomes

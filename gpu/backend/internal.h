@@ -129,7 +129,7 @@ struct gpu_backend {
     struct input mixed;             /* of the current layer: the output of its mixer */
     struct hybrid hybrid;
     uint16_t *act_expert; float *mid_expert, *out_expert;
-    /* with act_int8: the rounded input of the current matrices */
+    /* with act_codes: the rounded input of the current matrices */
     int8_t *act_code; float *act_scale;
     unsigned *tickets;              /* gpu_linear.tickets, gpu_attention.arrived */
     /* the norm whose result the launch before it has left in act and hf; NULL: none */

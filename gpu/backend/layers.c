@@ -1,14 +1,16 @@
 /* layers.c - the kernels of a step in order, layer after layer like cpu_core.c, in the device's
  * stream.
  *
- * With act_int8, the f16 activations that i8r matrices read are first rounded to int8, and
- * matmul_int8.cu computes the product.  Otherwise up to 16 tokens are computed by matvec.cu, up to
- * 128 by matmul_split.cu (or matmul_split_hopper.cu), and more by matmul.cu (or matmul_hopper.cu);
- * all but matvec.cu read activations in another order.  More than 128 tokens read the f16 copies
- * (decode.cu), if there are any, with bit-identical results.  With exact, and for f32 matrices,
- * activations stay f32 and matmul_f32.cu computes the product.  Experts choose their kernels in the
- * same way (expert_matvec.cu, expert_matmul.cu, matmul_f32.cu), but never int8 or copies.  The
- * choice stays on the device: launches depend on the number of tokens alone.
+ * With ACT_CODES_INT8, the f16 activations that i8r matrices read are first rounded to int8, and
+ * matmul_int8.cu computes the product; with ACT_CODES_FP8, those of more than 128 tokens that fp8
+ * matrices read are rounded to fp8, and matmul_fp8_hopper.cu computes it.  Otherwise up to 16
+ * tokens are computed by matvec.cu, up to 128 by matmul_split.cu (or matmul_split_hopper.cu), and
+ * more by matmul.cu (or matmul_hopper.cu); all but matvec.cu read activations in another order.
+ * More than 128 tokens read the f16 copies (decode.cu), if there are any, with bit-identical
+ * results.  With exact, and for f32 matrices, activations stay f32 and matmul_f32.cu computes the
+ * product.  Experts choose their kernels in the same way (expert_matvec.cu, expert_matmul.cu,
+ * matmul_f32.cu), but never codes or copies.  The choice stays on the device: launches depend on
+ * the number of tokens alone.
  *
  * The norm of the residual has its own launch, except for few tokens after matvec.cu and
  * expert_matvec.cu, whose last block computes it with the same bits; after matmul_split_hopper.cu
@@ -58,11 +60,16 @@ static enum gpu_act_order order_of(const struct gpu_backend *b, int n)
 /* Whether the matrix reads int8 activations; an input is rounded once for all matrices that do. */
 static int in_int8(const struct gpu_backend *b, const struct dlinear *l)
 {
-    return b->o.act_int8 && gpu_matmul_int8_takes(&l->w);
+    return b->o.act_codes == ACT_CODES_INT8 && gpu_matmul_int8_takes(&l->w);
+}
+static int in_fp8(const struct gpu_backend *b, const struct dlinear *l)
+{
+    return b->o.act_codes == ACT_CODES_FP8 && gpu_matmul_fp8_takes(b->g, &l->w, b->n);
 }
 static int round_act(struct gpu_backend *b, const struct input *in, int cols, struct err *e)
 {
-    return gpu_act_int8(b->g, in->act, in->stride, order_of(b, b->n), b->n, cols, b->act_code, b->act_scale, e);
+    return (b->o.act_codes == ACT_CODES_FP8 ? gpu_act_fp8 : gpu_act_int8)(
+        b->g, in->act, in->stride, order_of(b, b->n), b->n, cols, b->act_code, b->act_scale, e);
 }
 
 /* The weights that the kernel for the tokens of this step reads: the packed ones, or their copy. */
@@ -108,18 +115,19 @@ static int run_linear(struct gpu_backend *b, const struct input *in, const struc
     for (int i = 0; i < n; ) {
         struct gpu_linear l = begin(b, in, finish, scale, limit);
         const struct dlinear *first = to[i].l;
-        const int exact = in_floats(b, first), int8 = in_int8(b, first), few = by_matvec(b),
-                  split = by_split(b) && !int8, together = exact || few || !int8;
-        if (int8 && !rounded++ && round_act(b, in, first->w.cols, e) < 0)
+        const int exact = in_floats(b, first), int8 = in_int8(b, first), fp8 = in_fp8(b, first), few = by_matvec(b),
+                  split = by_split(b) && !int8, together = exact || few || !(int8 || fp8);
+        if ((int8 || fp8) && !rounded++ && round_act(b, in, first->w.cols, e) < 0)
             return -1;
-        l.code = int8 ? b->act_code : NULL;
+        l.code = int8 || fp8 ? b->act_code : NULL;
         do {
             l.w[l.n_mats] = *weights_of(b, to[i].l);
             l.to[l.n_mats++] = (struct gpu_output){ to[i].l->bias, to[i].out, to[i].ldo };
             i++;
         } while (together && i < n && (exact ? in_floats(b, to[i].l) : alike(&l.w[0], weights_of(b, to[i].l))));
         if ((exact ? gpu_matmul_f32(b->g, &l, e) : few ? run_matvec(b, &l, e) : split
-             ? gpu_matmul_split(b->g, &l, e) : int8 ? gpu_matmul_int8(b->g, &l, e) : gpu_matmul(b->g, &l, e)) < 0)
+             ? gpu_matmul_split(b->g, &l, e) : int8 ? gpu_matmul_int8(b->g, &l, e) : fp8
+             ? gpu_matmul_fp8(b->g, &l, e) : gpu_matmul(b->g, &l, e)) < 0)
             return -1;
     }
     return 0;

@@ -68,8 +68,9 @@ struct gpu_backend *rank_open(const struct model *m, const struct backend_option
         snprintf(layers, sizeof layers, ", %d of %d layers", b->plan.n_layers, m->config.n_layers);
     if (has_host_experts(b))
         snprintf(experts, sizeof experts, ", %d of %d experts", b->n_experts, m->config.moe.n_experts);
-    snprintf(b->name, sizeof b->name, "%s %.100s%s%s%s%s%s", gpu_kind, b->plan.name, layers, experts, b->exact ? ", exact" : "",
-             o->strict ? ", strict" : "", o->act_int8 ? ", int8 activations" : "");
+    snprintf(b->name, sizeof b->name, "%s %.100s%s%s%s%s%s%s%s", gpu_kind, b->plan.name, layers, experts, b->exact ? ", exact" : "",
+             o->strict ? ", strict" : "", o->act_codes ? ", " : "",
+             o->act_codes ? act_codes_name(o->act_codes) : "", o->act_codes ? " activations" : "");
     return b;
 }
 

@@ -33,7 +33,7 @@
  *          multiprocessor does 2048 multiply-adds a cycle (sm_80), and 16 LDSM.x4.  Shared memory
  *          is busy for 320 cycles for the four warps, including the writes of cp.async
  *
- * act_int8
+ * act_int8, act_fp8 (for matmul_fp8_hopper.cu)
  * tile     one token per block of 512 threads; the second read of the row hits L1
  * moves    2 bytes an element in, 1 out
  * limit    with few tokens the launch itself: int8 activations cost four more launches a layer.
@@ -43,6 +43,7 @@
 #include "gpu/prim/stages.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
+#include "libcommon/quant/half.h"
 
 enum { MOST_COLS = 1 << 17, STEP_BYTES = 32 * 32, FEW_WARPS = 16, PAD_ROWS = 33, WARPS = 4, ACT_BLOCK = 512 };
 
@@ -251,8 +252,10 @@ extern "C" int gpu_matmul_int8(struct gpu *g, const struct gpu_linear *l, struct
 
 /* ---- activations ---- */
 
-__global__ __launch_bounds__(ACT_BLOCK) void act_int8_kernel(const uint16_t *act, int act_stride, int order, int cols,
-                                                             int8_t *code, float *scale)
+/* MOST: the code of the largest |act|, 127 or 448, the largest number in E4M3. */
+template <int MOST> __global__ __launch_bounds__(ACT_BLOCK) void act_codes_kernel(const uint16_t *act, int act_stride,
+                                                                                  int order, int cols, int8_t *code,
+                                                                                  float *scale)
 {
     follow_previous();
     SHARED(float, room);                /* [ACT_BLOCK / 32] */
@@ -276,15 +279,16 @@ __global__ __launch_bounds__(ACT_BLOCK) void act_int8_kernel(const uint16_t *act
     for (int i = 0; i < ACT_BLOCK / 32; i++)
         bits = fmaxf(bits, room[i]);
     const bool number = bits < 0x7c00;
-    const float largest = half_low((uint32_t)bits), factor = number && bits > 0 ? 127 / largest : 0;
+    const float largest = half_low((uint32_t)bits), factor = number && bits > 0 ? MOST / largest : 0;
     if (threadIdx.x == 0)
-        scale[blockIdx.x] = number ? largest * ACT_UNIT / 127 : NAN;
+        scale[blockIdx.x] = number ? largest * ACT_UNIT / MOST : NAN;
     for (int k = 4 * threadIdx.x; k < stride; k += 4 * ACT_BLOCK) {
         uint32_t word = 0;
 #pragma unroll
-        for (int j = 0; j < 4; j++)
-            if (k < padded && factor > 0)
-                word |= ((uint32_t)(int)rintf(half_low(x[act_place(k + j, order)]) * factor) & 0xff) << 8 * j;
+        for (int j = 0; j < 4 && k < padded && factor > 0; j++) {
+            const float v = half_low(x[act_place(k + j, order)]) * factor;
+            word |= (MOST == 127 ? (uint32_t)(int)rintf(v) & 0xff : f32_to_f8e4m3(v)) << 8 * j;
+        }
         *reinterpret_cast<uint32_t *>(code + (size_t)blockIdx.x * stride + k) = word;
     }
 }
@@ -292,6 +296,13 @@ __global__ __launch_bounds__(ACT_BLOCK) void act_int8_kernel(const uint16_t *act
 extern "C" int gpu_act_int8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n,
                             int cols, int8_t *code, float *scale, struct err *e)
 {
-    return launch(g, "act_int8", act_int8_kernel, dim3((unsigned)n), ACT_BLOCK, sizeof(float) * ACT_BLOCK / 32, e, act,
-                  act_stride, (int)order, cols, code, scale);
+    return launch(g, "act_int8", act_codes_kernel<127>, dim3((unsigned)n), ACT_BLOCK, sizeof(float) * ACT_BLOCK / 32, e,
+                  act, act_stride, (int)order, cols, code, scale);
+}
+
+extern "C" int gpu_act_fp8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n, int cols,
+                           int8_t *code, float *scale, struct err *e)
+{
+    return launch(g, "act_fp8", act_codes_kernel<448>, dim3((unsigned)n), ACT_BLOCK, sizeof(float) * ACT_BLOCK / 32, e,
+                  act, act_stride, (int)order, cols, code, scale);
 }

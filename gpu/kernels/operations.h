@@ -118,6 +118,14 @@ int gpu_matmul_int8_takes(const struct gpu_mat *w);
 int gpu_act_int8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n, int cols,
                  int8_t *code, float *scale, struct err *e);
 
+/* Multiply more than GPU_SPLIT_TOKENS tokens by one fp8 matrix, with activations in E4M3, which
+ * gpu_act_fp8() makes like gpu_act_int8(): the largest |act| of a token becomes 448.  takes: 1 if
+ * the device and the matrix are supported. */
+int gpu_matmul_fp8(struct gpu *g, const struct gpu_linear *l, struct err *e);
+int gpu_matmul_fp8_takes(const struct gpu *g, const struct gpu_mat *w, int n_tokens);
+int gpu_act_fp8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n, int cols,
+                int8_t *code, float *scale, struct err *e);
+
 /* A matrix of packed weights can have an f16 copy, which gpu_matmul() and gpu_matmul_hopper() read
  * instead, with bit-identical results.  gpu_matvec() and gpu_embed() still read the packed matrix.
  * The copy has no row scales of its own: it uses those of the packed matrix. */

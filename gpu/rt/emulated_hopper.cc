@@ -39,7 +39,7 @@ struct copy { hopper_map m; uint32_t to; int x, y, barrier; };
  * brought them, and whether they were read since. */
 struct shared_piece { enum { NOTHING, UNDER_WAY, THERE } state; int barrier; unsigned phase; bool was_read; };
 
-struct product { int accumulator; const uint32_t *a[WARPGROUP]; uint64_t b; int add, n_columns; };
+struct product { int accumulator; const uint32_t *a[WARPGROUP]; uint64_t b; int add, n_columns, e4m3; };
 /* The registers of an accumulator in every lane, and their values while they are poisoned. */
 struct accumulator { float *c[WARPGROUP]; float held[WARPGROUP][COLUMNS / 2]; int n_under_way; };
 
@@ -47,7 +47,7 @@ struct warpgroup {
     int arrived;
     unsigned generation;
     /* operands of the product that is being started */
-    float *c[WARPGROUP]; const uint32_t *a[WARPGROUP]; uint64_t b; int add, n_columns;
+    float *c[WARPGROUP]; const uint32_t *a[WARPGROUP]; uint64_t b; int add, n_columns, e4m3;
     std::vector<product> products;
     size_t n_done;                      /* index of the first that is not done */
     std::vector<accumulator *> accumulators;
@@ -115,8 +115,7 @@ void land(const copy &c)
     end_phase_if_over(b);
 }
 
-/* Address of elements k = 8 * half .. 8 * half + 7 of column n of B, the second operand of a
- * product. */
+/* Address of the first or second 16 bytes of column n of B, the second operand of a product. */
 uint32_t b_address(uint64_t b, int n, int half)
 {
     const uint32_t start = (uint32_t)(b & 0x3fff) << 4, stride = (uint32_t)(b >> 32 & 0x3fff) << 4;
@@ -159,30 +158,36 @@ void check_b(uint64_t b, int n_columns, int first_thread)
         }
 }
 
-/* Compute a product of 64 x 16 and 16 x n_columns: the 16 products of an element are summed up
- * before they are added to the accumulator, as in mma_f16. */
+/* Element i of a register or of 16 bytes. */
+float element(const void *p, int i, int e4m3)
+{
+    return e4m3 ? f8e4m3_to_f32(static_cast<const uint8_t *>(p)[i]) : f16_to_f32(static_cast<const uint16_t *>(p)[i]);
+}
+
+/* Compute a product of 64 x K and K x n_columns, where K is 16, or 32 with E4M3: the products of an
+ * element are summed up before they are added to the accumulator, as in mma_f16. */
 void compute(warpgroup *g, const product &p)
 {
-    static float a[64][16], b[16][COLUMNS];
+    static float a[64][32], b[32][COLUMNS];
     accumulator *acc = g->accumulators[(size_t)p.accumulator];
+    const int each = p.e4m3 ? 4 : 2, half_k = 4 * each;
     for (int i = 0; i < WARPGROUP; i++)
-        for (int r = 0; r < 4; r++) {
-            float *row = a[i / 32 * 16 + i % 32 / 4 + r % 2 * 8] + i % 4 * 2 + r / 2 * 8;
-            row[0] = f16_to_f32((f16)p.a[i][r]);
-            row[1] = f16_to_f32((f16)(p.a[i][r] >> 16));
-        }
+        for (int r = 0; r < 4; r++)
+            for (int k = 0; k < each; k++)
+                a[i / 32 * 16 + i % 32 / 4 + r % 2 * 8][i % 4 * each + r / 2 * half_k + k] =
+                    element(&p.a[i][r], k, p.e4m3);
     for (int n = 0; n < p.n_columns; n++)
         for (int half = 0; half < 2; half++) {
             const uint32_t at = b_address(p.b, n, half);
             uint16_t v[8];
             memcpy(v, shared_at(at), 16);
             pieces[at / PIECE].was_read = true;
-            for (int k = 0; k < 8; k++)
-                b[8 * half + k][n] = f16_to_f32(v[k]);
+            for (int k = 0; k < half_k; k++)
+                b[half_k * half + k][n] = element(v, k, p.e4m3);
         }
     for (int row = 0; row < 64; row++) {
         float sum[COLUMNS] = {};
-        for (int k = 0; k < 16; k++)
+        for (int k = 0; k < 2 * half_k; k++)
             for (int n = 0; n < p.n_columns; n++)
                 sum[n] += a[row][k] * b[k][n];
         for (int n = 0; n < p.n_columns; n++) {
@@ -225,7 +230,7 @@ void begin(warpgroup *g, int first_thread)
             memcpy(acc->held[j], acc->c[j], sizeof(float) * (size_t)g->n_columns / 2);
             memset(acc->c[j], 0xff, sizeof(float) * (size_t)g->n_columns / 2);
         }
-    product p = { (int)i, {}, g->b, g->add, g->n_columns };
+    product p = { (int)i, {}, g->b, g->add, g->n_columns, g->e4m3 };
     memcpy(p.a, g->a, sizeof p.a);
     g->products.push_back(p);
     if (emulated_checks())
@@ -331,7 +336,7 @@ void emulated_tensor_load(void *to, const uint64_t from[16], int x, int y, uint6
 
 void emulated_wgmma_fence() { threads[emulated_me()].fenced = true; }
 
-void emulated_wgmma(float *c, const uint32_t *a, uint64_t b, int add, int n_columns)
+void emulated_wgmma(float *c, const uint32_t *a, uint64_t b, int add, int n_columns, int e4m3)
 {
     const int me = emulated_me(), first = me / WARPGROUP * WARPGROUP, lane = me - first;
     thread *t = &threads[me];
@@ -344,7 +349,8 @@ void emulated_wgmma(float *c, const uint32_t *a, uint64_t b, int add, int n_colu
         g->b = b;
         g->add = add != 0;
         g->n_columns = n_columns;
-    } else if (g->b != b || g->add != (add != 0) || g->n_columns != n_columns) {
+        g->e4m3 = e4m3;
+    } else if (g->b != b || g->add != (add != 0) || g->n_columns != n_columns || g->e4m3 != e4m3) {
         emulated_complain("wgmma: descriptor %016llx and add %d, where another thread of the warpgroup has %016llx and %d", (unsigned long long)b, add != 0,
                           (unsigned long long)g->b, g->add);
     }

@@ -69,6 +69,15 @@ enum layer_stream { LAYER_STREAM_OFF, LAYER_STREAM_AUTO };
  * beside the copies. */
 enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
 
+/* 8-bit activations of a GPU, with one scale per token.  INT8: for matrices with one int8 scale per
+ * row (i8r).  FP8: E4M3 for fp8 matrices in steps of more than 128 tokens, on compute capability
+ * 9.0; not with strict. */
+enum act_codes { ACT_CODES_NONE, ACT_CODES_INT8, ACT_CODES_FP8 };
+static inline const char *act_codes_name(int codes)
+{
+    return codes == ACT_CODES_INT8 ? "int8" : codes == ACT_CODES_FP8 ? "fp8" : "f16";
+}
+
 /* The processors that compute the experts of a GPU's layers: both, each some of them; the CPU
  * alone; the GPU alone; both, but no expert stays on the GPU. */
 enum moe_place { MOE_HYBRID, MOE_CPU, MOE_GPU, MOE_PASSING };
@@ -164,9 +173,7 @@ struct backend_options {
     int layer_stream, stream_window, stream_prefetch, stream_sequential;
     /* launch a GPU's decoding steps kernel by kernel, without graphs */
     int no_graphs;
-    /* Round activations to int8, with one scale per token, for matrices with one int8 scale per row
-     * (i8r); GPU only. */
-    int act_int8;
+    int act_codes;                          /* enum act_codes; GPU only */
 };
 
 /* Graphs of steps that only decode, recorded once and replayed.  Element i: steps of up to 2^i

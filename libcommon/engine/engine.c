@@ -224,7 +224,7 @@ static int ask_backend(const struct engine *g, const struct engine_options *o, s
                                    .strict = o->strict,
                                    .debug_sync = o->debug_sync, .wgmma = o->wgmma,
                                    .no_dependent_launches = o->no_dependent_launches, .no_graphs = o->no_graphs,
-                                   .act_int8 = o->act_int8, .cache_weights = o->cache_weights, .eagle = o->eagle,
+                                   .act_codes = o->act_codes, .cache_weights = o->cache_weights, .eagle = o->eagle,
                                    .watch = o->watch };
     return 0;
 }

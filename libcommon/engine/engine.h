@@ -49,7 +49,7 @@ struct engine_options {
     const char *kernels;
     /* see backend_options */
     const struct step_watch *watch;
-    int device, debug_sync, device_layers, moe, gpu_experts, strict, wgmma, no_graphs, act_int8,
+    int device, debug_sync, device_layers, moe, gpu_experts, strict, wgmma, no_graphs, act_codes,
         cache_weights, no_dependent_launches;
     int prefill_threshold, no_gpu_prefill, expert_uploads;
     int layer_stream, stream_window, stream_prefetch, stream_sequential;

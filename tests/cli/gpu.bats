@@ -302,11 +302,28 @@ END
   [[ "$stderr" == *"no GPU"* ]]
 }
 
+@test "--act fp8 works for fp8 matrices on a device, and is refused otherwise" {
+  run -2 --separate-stderr zse-chat "$MODEL" -p hi --device cpu --act fp8
+  [[ "$stderr" == *"--act fp8: there is no GPU"* ]]
+  [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
+  bench=$B/emulated/zse-bench fp8=$BATS_TEST_TMPDIR/fp8.zse
+  run -1 --separate-stderr "$B/emulated/zse-chat" "$MODEL" -p hi --device emulated --act fp8
+  [[ "$stderr" == *"none of the matrices on the "*" device is fp8 (zse-convert -q fp8 makes them)"* ]]
+  zse-convert models/tiny -q fp8 -o "$fp8" >/dev/null 2>&1
+  run -1 --separate-stderr "$B/emulated/zse-chat" "$fp8" -p hi --device emulated --act fp8 --strict
+  [[ "$stderr" == *"--strict multiplies all tokens alike"* ]]
+  # 600 tokens at a time: steps of more than 128
+  for act in f16 fp8; do
+    "$bench" perplexity "$fp8" LICENSE --window 256 --windows 1 --device emulated --act $act --json >"$BATS_TEST_TMPDIR/$act"
+  done
+  jq -se '.[0].perplexity != .[1].perplexity and (.[1].perplexity / .[0].perplexity - 1 | fabs) < 0.1' "$BATS_TEST_TMPDIR"/f16 "$BATS_TEST_TMPDIR"/fp8
+}
+
 @test "--act int8 works for matrices with one scale per row on a device, and is refused otherwise" {
   run -2 --separate-stderr zse-chat "$MODEL" -p hi --device cpu --act int8
   [[ "$stderr" == *"--act int8: there is no GPU"* ]]
   run -2 --separate-stderr zse-chat "$MODEL" -p hi --act int4
-  [[ "$stderr" == *"'int4', expected f16 or int8"* ]]
+  [[ "$stderr" == *"'int4', expected f16, int8 or fp8"* ]]
   run -2 --separate-stderr zse-bench "$MODEL" --exact --act f16
   [[ "$stderr" == *"--exact keeps activations as f32"* ]]
   [ -x "$B/emulated/zse-chat" ] || skip "the emulated programs are not built (make emulated)"
@@ -539,9 +556,9 @@ END
 @test "gpu-check runs with the emulated programs" {
   [ -x "$B/emulated/zse-bench" ] || skip "the emulated programs are not built (make emulated)"
   r=$BATS_TEST_TMPDIR/results
-  run -0 env -u MAKEFLAGS scripts/gpu-check --device emulated --only kernels,tiny,int8,memcheck --bundle "$BATS_TEST_TMPDIR/all.tar.gz" "$r"
+  run -0 env -u MAKEFLAGS scripts/gpu-check --device emulated --only kernels,tiny,int8,fp8,memcheck --bundle "$BATS_TEST_TMPDIR/all.tar.gz" "$r"
   [[ "$output" == *"matvec nl4 1: "*"tiny-batch2: decode "*" tokens/s "*"ok "*kernels*"ok "*tiny*"skipped "*memcheck* ]]
-  jq -e '.gpu == "emulated" and (.failed | not) and ([.parts[] | .part + " " + .status] == ["kernels ok", "tiny ok", "int8 ok", "memcheck skipped"])' "$r/emulated-summary.json"
+  jq -e '.gpu == "emulated" and (.failed | not) and ([.parts[] | .part + " " + .status] == ["kernels ok", "tiny ok", "int8 ok", "fp8 ok", "memcheck skipped"])' "$r/emulated-summary.json"
   for f in "$r"/*.json; do jq -e . "$f" >/dev/null || { echo "$f"; return 1; }; done
   [ "$(tar -tzf "$BATS_TEST_TMPDIR/all.tar.gz" | grep -c json)" -ge 6 ]
   GPU_CHECK_LIMIT=0 run -0 scripts/gpu-check --device emulated --only kernels "$r"

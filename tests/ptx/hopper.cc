@@ -247,7 +247,13 @@ static void run_wgmma_wait(warp &w, const op &o, uint32_t on)
             i++;
 }
 
-/* more: d[columns / 2], a[4], the descriptor of b, the predicate: add */
+/* Element i of a register or of 16 bytes. */
+static float element(const void *p, int i, bool e4m3)
+{
+    return e4m3 ? f8e4m3_to_f32(static_cast<const uint8_t *>(p)[i]) : f16_to_f32(static_cast<const uint16_t *>(p)[i]);
+}
+
+/* more: d[columns / 2], a[4], the descriptor of b, the predicate: add; imm: 1 with E4M3 */
 static void run_wgmma(warp &w, const op &o, uint32_t on)
 {
     if (!gather(w, ~0u, on))
@@ -279,25 +285,26 @@ static void run_wgmma(warp &w, const op &o, uint32_t on)
         fail_at(0, "B at %zu of shared memory, which no copy has brought", start);
     if (s.seen.size() <= from->barrier || s.seen[from->barrier] < from->phase)
         fail_at(0, "B at %zu of shared memory, whose mbarrier the warp has not waited for", start);
-    float a[16][16], column[16];
+    float a[16][32], column[32];
+    const bool e4m3 = o.imm;
+    const int each = e4m3 ? 4 : 2, half_k = 4 * each;
     for (int i = 0; i < LANES; i++)
         for (int n = 0; n < 4; n++) {
             const uint32_t u = lane_of<uint32_t>(w.file, o.more[registers + (size_t)n], i);
-            const int row = i / 4 + n % 2 * 8, k = i % 4 * 2 + n / 2 * 8;
-            a[row][k] = f16_to_f32((f16)u);
-            a[row][k + 1] = f16_to_f32((f16)(u >> 16));
+            for (int k = 0; k < each; k++)
+                a[i / 4 + n % 2 * 8][i % 4 * each + n / 2 * half_k + k] = element(&u, k, e4m3);
         }
     for (int n = 0; n < columns; n++) {
         for (int half = 0; half < 2; half++) {
             const size_t at = swizzled(start + (size_t)(n / 8) * stride + (size_t)(n % 8 * TILE_ROW + half * 16));
             uint16_t v[8];
             memcpy(v, vm.shared + at, 16);
-            for (int k = 0; k < 8; k++)
-                column[8 * half + k] = f16_to_f32(v[k]);
+            for (int k = 0; k < half_k; k++)
+                column[half_k * half + k] = element(v, k, e4m3);
         }
         for (int row = 0; row < 16; row++) {
             float sum = 0;
-            for (int k = 0; k < 16; k++)
+            for (int k = 0; k < 2 * half_k; k++)
                 sum += a[row][k] * column[k];
             const size_t element = (size_t)(n / 8 * 4 + row / 8 * 2 + n % 2);
             float &c = lane_of<float>(w.file, o.more[element], row % 8 * 4 + n % 8 / 2);
@@ -369,11 +376,14 @@ bool decode_hopper(assembler &as, const statement &s, op &o)
         o.run = run_wgmma_wait;
     } else if (s.full == "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" ||
                s.full == "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16" ||
-               s.full == "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16") {
-        const size_t registers = s.has("m64n128k16") ? 64 : s.has("m64n64k16") ? 32 : 16;
-        if (s.o.size() != 7 || s.o[0].v.size() != registers || s.o[1].v.size() != 4 || s.o[4].value != 1 ||
-            s.o[5].value != 1 || s.o[6].value != 0)
+               s.full == "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16" ||
+               s.full == "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3") {
+        const bool e4m3 = s.has("e4m3");
+        const size_t registers = e4m3 || s.has("m64n128k16") ? 64 : s.has("m64n64k16") ? 32 : 16;
+        if (s.o.size() != (e4m3 ? 6 : 7) || s.o[0].v.size() != registers || s.o[1].v.size() != 4 ||
+            s.o[4].value != 1 || s.o[5].value != 1 || (!e4m3 && s.o[6].value != 0))
             return false;
+        o.imm = e4m3;
         for (const operand &x : s.o[0].v)
             o.more.push_back(target(x, false));
         for (const operand &x : s.o[1].v)

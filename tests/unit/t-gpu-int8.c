@@ -1,6 +1,6 @@
-/* t-gpu-int8.c - whole models with int8 activations (backend_options.act_int8): the results are
- * near those of f16 activations, and have the same bits alone, in a batch and, with --strict, in
- * every schedule; the option is refused if it would have no effect. */
+/* t-gpu-int8.c - whole models with activations of 8 bits (backend_options.act_codes): the results
+ * are near those of f16 activations; with int8 they have the same bits alone, in a batch and, with
+ * --strict, in every schedule; the option is refused if it would have no effect. */
 #include "tests/lib/gpu.h"
 
 #include "gpu/gpu.h"
@@ -35,7 +35,7 @@ static struct backend_options options(void)
 {
     return (struct backend_options){ .n_threads = 2, .kv = kv_both(KV_F16), .n_blocks = N_BLOCKS,
                                      .max_tokens = MAX_TOKENS,
-                                     .max_logits = MAX_TOKENS, .act_int8 = 1 };
+                                     .max_logits = MAX_TOKENS, .act_codes = ACT_CODES_INT8 };
 }
 
 static void *open_with(const struct backend *d, const struct model *m, const struct backend_options *o)
@@ -86,7 +86,8 @@ static void near_f16(void **state)
     for (int way = 0; way < 3; way++) {                 /* 0: the processor; 1: f16; 2: int8 with
                                                          * every access checked */
         struct backend_options o = options();
-        o.act_int8 = o.debug_sync = way == 2;
+        o.debug_sync = way == 2;
+        o.act_codes = way == 2 ? ACT_CODES_INT8 : ACT_CODES_NONE;
         o.exact = way == 0;
         const struct backend *d = way ? &backend_gpu : &backend_cpu;
         void *b = open_with(d, m, &o);
@@ -193,6 +194,64 @@ static void strict(void **state)
     model_close(m);
 }
 
+/* A prompt of more than 128 tokens with fp8 activations, of a model with fp8 matrices, one of which
+ * shares its input with one in i8: compared with exact results.  E4M3 rounds to 4 bits, which
+ * costs several hundredths of the largest logit. */
+static void fp8(void **state)
+{
+    (void)state;
+    enum { FIRST = GPU_SPLIT_TOKENS + 6 };
+    static int32_t prompt[FIRST + 1], blocks[16];
+    uint8_t *owned[64 * 7 + 1];
+    int n_owned = 0;
+    struct model *m = load("tiny");
+    const size_t vocab = (size_t)m->config.vocab_size;
+    struct rng r = { 8 };
+    float *logits[3];
+    m->config.n_layers = 2;
+    for (int i = 0; i < m->config.n_layers; i++) {
+        struct layer *l = &m->layers[i];
+        struct linear *all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down };
+        for (int k = 0; k < 7; k++)
+            owned[n_owned++] = i == 1 && k == 1 ? quantize(all[k], QT_I8, 32, 32) : quantize(all[k], QT_FP8, 128, 0);
+    }
+    for (int i = 0; i < FIRST + 1; i++)
+        prompt[i] = below(&r, m->config.vocab_size);
+    for (int i = 0; i < 16; i++)
+        blocks[i] = 1 + i;
+    for (int way = 0; way < 3; way++) {                 /* as in near_f16() */
+        struct backend_options o = options();
+        o.max_tokens = o.max_logits = FIRST;
+        o.debug_sync = way == 2;
+        o.act_codes = way == 2 ? ACT_CODES_FP8 : ACT_CODES_NONE;
+        o.exact = way == 0;
+        const struct backend *d = way ? &backend_gpu : &backend_cpu;
+        void *b = open_with(d, m, &o);
+        assert_int_equal(strstr(d->describe(b), "fp8 activations") != NULL, way == 2);
+        logits[way] = malloc((FIRST + 1) * vocab * sizeof *logits[way]);
+        run(d, b, (struct batch_item){ .tokens = prompt, .n_tokens = FIRST, .table = blocks, .n_logits = FIRST },
+            logits[way]);
+        run(d, b, (struct batch_item){ .tokens = prompt + FIRST, .n_tokens = 1, .pos = FIRST, .table = blocks,
+                                       .n_logits = 1 }, logits[way] + FIRST * vocab);
+        d->close(b);
+    }
+    const double halves = error_of(logits[1], logits[0], (FIRST + 1) * vocab),
+                 codes = error_of(logits[2], logits[0], (FIRST + 1) * vocab);
+    print_message("# of the largest logit: f16 %.1e, fp8 %.1e\n", halves, codes);
+    if (!(halves < 1e-2 && codes < 8e-2 && codes > halves))
+        fail_msg("errors of the largest logit: f16 %.3g, fp8 %.3g", halves, codes);
+    struct backend_options o = options();
+    o.act_codes = ACT_CODES_FP8;
+    o.strict = 1;
+    assert_null(backend_gpu.open(m, &o, &why));
+    assert_non_null(strstr(why.msg, "--strict"));
+    for (int way = 0; way < 3; way++)
+        free(logits[way]);
+    while (n_owned)
+        free(owned[--n_owned]);
+    model_close(m);
+}
+
 /* Models, or the device's layers of a model, without i8r matrices are refused, and f32 together
  * with int8; if a kernel fails, the error names it. */
 static void refusals(void **state)
@@ -206,6 +265,10 @@ static void refusals(void **state)
     assert_null(backend_gpu.open(m, &o, &why));
     assert_int_equal(why.code, ERR_UNSUPPORTED);
     assert_non_null(strstr(why.msg, "--act int8: none of the matrices"));
+    o.act_codes = ACT_CODES_FP8;
+    assert_null(backend_gpu.open(m, &o, &why));
+    assert_non_null(strstr(why.msg, "--act fp8: none of the matrices"));
+    o.act_codes = ACT_CODES_INT8;
     const int last = m->config.n_layers - 1;
     owned[0] = quantize(&m->layers[0].up, QT_I8R, 32, 32);
     OK(gpu_plan(m, &o, &plan, &why));
@@ -243,7 +306,7 @@ static void refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(near_f16), cmocka_unit_test(alone_and_together),
-                                        cmocka_unit_test(strict), cmocka_unit_test(refusals) };
+                                        cmocka_unit_test(strict), cmocka_unit_test(fp8), cmocka_unit_test(refusals) };
     if (gpu_kind[0] != 'e' && !device_usable())
         return 0;
     if (getenv("ZSE_SANITIZED"))        /* under a sanitizer only the tests of the backend's host
