@@ -173,6 +173,21 @@ struct gpu_route {
     int tile;                           /* most pairs of a tile */
     int sort;                           /* gpu_choose also sorts; n <= GPU_MATVEC_TOKENS */
 };
+/* Bytes of shared memory of a block: to sort, and to choose for n tokens.  Of the only token the
+ * first 1 << GPU_CHOICE_LOG experts of every 32 are compared. */
+enum { GPU_CHOICE_WARPS = 8 };
+#define GPU_CHOICE_LOG(top_k) ((top_k) <= 4 ? 2 : (top_k) <= 8 ? 3 : (top_k) <= 16 ? 4 : 5)
+static inline size_t gpu_sort_bytes(int n_experts)
+{
+    return sizeof(int) * (3 * (size_t)n_experts + 2 * GPU_CHOICE_WARPS);
+}
+static inline size_t gpu_choice_bytes(int n, int n_experts, int top_k, int sort)
+{
+    const size_t lists = ((size_t)n_experts + 31) / 32, keys = sizeof(float) * GPU_CHOICE_WARPS * 2 * (size_t)n_experts,
+                 only = n > 1 ? 0 : sizeof(float) * (lists * (96 + (3 << GPU_CHOICE_LOG(top_k))) + 2 * 32 + 4),
+                 most = keys > only ? keys : only;
+    return sort && gpu_sort_bytes(n_experts) > most ? gpu_sort_bytes(n_experts) : most;
+}
 int gpu_choose(struct gpu *g, const struct gpu_route *r, struct err *e);
 int gpu_sort_pairs(struct gpu *g, const struct gpu_route *r, struct err *e);
 /* Upper bound of the number of tiles: no tile is empty, and only the last one of an expert can be

@@ -6,7 +6,8 @@
  *
  * shapes   router outputs [n_parts][n][ld] f32 -> ids and weights [n * top_k], tiles for the
  *          kernels of experts; results [n * top_k][cols] f32 -> [n][cols]
- * tile     choose: a warp a token; lane i has experts i, i + 32 ...  sort: every block counts the
+ * tile     choose: a warp a token; lane i has experts i, i + 32 ...  For one token a block ranks
+ *          all experts, if no groups of them are chosen first.  sort: every block counts the
  *          pairs of all experts in shared memory and places those of its own experts, a warp an
  *          expert; up to 16 tokens one block of choose does both, so a layer has one launch less.
  *          sum: 256 elements a block
@@ -15,14 +16,14 @@
  * moves    choose: n * n_experts * 4 bytes for each part; sort: n * top_k * 4 bytes a block (80 KB
  *          with 2048 tokens and 10 experts, from L2); sum: n * top_k * cols * 4 bytes
  * limit    the launch, and latencies: for one token and 128 experts of which 8 are chosen about
- *          2300 cycles after the launch, 900 of them the choice (calculated, not run on a GPU);
- *          sum: HBM with many tokens
+ *          1800 cycles after the launch, 750 of them the choice; a warp that finds one expert after
+ *          the other takes 1200 (calculated, not run on a GPU).  Sum: HBM with many tokens
  * checked  tests/unit/t-gpu-experts.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/experts.cuh"
 #include "gpu/rt/launch.cuh"
 
-enum { WARPS = 8, BLOCK = WARPS * 32, PAD = 33 };
+enum { WARPS = GPU_CHOICE_WARPS, BLOCK = WARPS * 32, PAD = 33 };
 
 /* ---- the choice of a warp ---- */
 
@@ -134,6 +135,17 @@ DEVICE float sparse_weight(const gpu_route &r, const float *score, const uint32_
     return r.scale / warp_sum(sum);
 }
 
+/* warp_sum() of values that are 0 from lane n on, and not below 0: of up to eight it leaves out
+ * steps that add zeros. */
+DEVICE float sum_of_first(float x, int n)
+{
+    if (n > 8)
+        return warp_sum(x);
+    for (int i = 4; i; i /= 2)
+        x += __shfl_xor_sync(FULL_WARP, x, i);
+    return x;
+}
+
 /* Returns the router's weight of the expert that was chosen as number `lane`, from its score; 0 for
  * lanes from top_k on. */
 DEVICE float weight_of(const gpu_route &r, float score, int lane)
@@ -143,7 +155,7 @@ DEVICE float weight_of(const gpu_route &r, float score, int lane)
         const float most = warp_max(mine ? score : -INFINITY);
         score = mine ? expf(score - most) : 0;
     }
-    float sum = warp_sum(mine ? score : 0) + r.norm_add;
+    float sum = sum_of_first(mine ? score : 0, r.top_k) + r.norm_add;
     sum = sum < r.norm_min ? r.norm_min : sum;
     return (r.normalize || top ? score / sum : score) * r.scale;
 }
@@ -350,7 +362,7 @@ DEVICE void sort_pairs(const gpu_route &r, unsigned *room, int block, int n_bloc
     }
 }
 
-/* Sort the pairs of the only token, by the warp that chose them: lane k has the k-th expert. */
+/* Sort the pairs of the only token, by a warp whose lane k has the k-th expert. */
 DEVICE void sort_one(const gpu_route &r, int id, int lane)
 {
     const int slot = id < 0 ? -1 : slot_of(r, id);
@@ -368,11 +380,179 @@ DEVICE void sort_one(const gpu_route &r, int id, int lane)
         *r.choice.n_tiles = bits_set(all);
 }
 
+/* ---- the only token ---- */
+
+/* The choice of one token by all warps of a block.  Experts stand in lists of 32, a warp a list.  A
+ * lane counts the experts of its list that come before its own.  The first experts of each list are
+ * stored in this order, and for each of them those of other lists that come before it are counted.
+ * Keys are stored twice, the second time plus 1, which wins if keys are equal: a count reads the
+ * keys that follow its own one, those of lower indexes the second time. */
+struct ranks {
+    float *output;                      /* [n_lists][32], scores after all */
+    uint32_t *key;                      /* [n_lists][2][32] */
+    uint32_t *best;                     /* [2][n_lists][per_list] keys */
+    int *id;                            /* [n_lists][per_list] */
+    int *chosen;                        /* [2][32]: the k-th expert, by two warps */
+    float *sum;
+    int n_lists, log_best;              /* per_list is 1 << log_best */
+};
+enum { WEIGHING, SORTING, SHARING = WARPS - 2, SCORING };      /* warps with a task of their own */
+
+DEVICE ranks ranks_of(const gpu_route &r, float *room)
+{
+    ranks k;
+    k.n_lists = (r.n_experts + 31) / 32;
+    k.log_best = GPU_CHOICE_LOG(r.top_k);
+    const int n_best = k.n_lists << k.log_best;
+    k.output = room;
+    k.key = reinterpret_cast<uint32_t *>(room + 32 * k.n_lists);
+    k.best = k.key + 64 * k.n_lists;
+    k.id = reinterpret_cast<int *>(k.best + 2 * n_best);
+    k.chosen = k.id + n_best;
+    k.sum = reinterpret_cast<float *>(k.chosen + 2 * 32);
+    return k;
+}
+
+/* Store the outputs of a list, or scores that depend on nothing else, and the keys. */
+DEVICE void key_list(const gpu_route &r, const ranks &k, int list, int lane)
+{
+    const int i = 32 * list + lane;
+    float x = 0;
+    uint32_t mine = 0;
+    if (i < r.n_experts) {
+        x = output_of(r, i);
+        mine = key_of(x);
+        if (r.router == GPU_ROUTER_SIGMOID || r.router == GPU_ROUTER_SQRT_SOFTPLUS) {
+            x = score_of(r.router, x, 0);
+            mine = r.correction ? key_of(x + r.correction[i]) : mine;
+        }
+    }
+    k.output[i] = x;
+    k.key[64 * list + lane] = mine;
+    k.key[64 * list + 32 + lane] = mine + 1;
+}
+
+/* Store the first experts of a list. */
+DEVICE void rank_list(const ranks &k, int list, int lane)
+{
+    const uint32_t *const keys = k.key + 64 * list, mine = keys[lane];
+    int rank = 0;
+#pragma unroll
+    for (int d = 0; d < 8; d++) {       /* lanes by fours, from its own four on */
+        const uint4 v = load16(keys + 4 * (lane / 4 + d));
+#pragma unroll
+        for (int j = 0; j < 4; j++)
+            rank += word_of(v, j) + (d == 0 && j < lane % 4) > mine;
+    }
+    if (rank >> k.log_best == 0) {
+        const int at = (list << k.log_best) + rank;
+        k.best[at] = mine;
+        k.best[(k.n_lists << k.log_best) + at] = mine + 1;
+        k.id[at] = 32 * list + lane;
+    }
+}
+
+/* Lane k returns the k-th expert of all, by one warp. */
+DEVICE int rank_best(const gpu_route &r, const ranks &k, int *chosen, int lane)
+{
+    enum { TOGETHER = 8 };
+    const int n_best = k.n_lists << k.log_best, per_list = 1 << k.log_best, n_others = n_best - per_list;
+    for (int i = lane; i < n_best; i += 32) {
+        const uint32_t mine = k.best[i], *const others = k.best + ((i >> k.log_best) + 1) * per_list;
+        int rank = i & (per_list - 1);
+        for (int first = 0; first < n_others; first += 4 * TOGETHER) {
+            uint4 v[TOGETHER];
+#pragma unroll
+            for (int q = 0; q < TOGETHER; q++)
+                v[q] = first + 4 * q < n_others ? load16(others + first + 4 * q) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+            for (int q = 0; q < 4 * TOGETHER; q++)
+                rank += word_of(v[q / 4], q % 4) > mine;
+        }
+        if (rank < r.top_k)
+            chosen[rank] = k.id[i];
+    }
+    __syncwarp();                       /* the experts are there */
+    return lane < r.top_k ? chosen[lane] : 0;
+}
+
+/* GPU_ROUTER_SOFTMAX: store scores before they are divided by their sum.  Returns the lane's part
+ * of the sum, as in score_all(). */
+DEVICE float score_lists(const gpu_route &r, const ranks &k, int lane)
+{
+    uint32_t best = 0;
+    float sum = 0;
+#pragma unroll 4
+    for (int list = 0; list < k.n_lists; list++) {
+        const uint32_t key = k.key[64 * list + lane];
+        best = key > best ? key : best;
+    }
+    const float most = of_key(__reduce_max_sync(FULL_WARP, best));
+#pragma unroll 4
+    for (int i = lane; i < r.n_experts; i += 32) {
+        const float score = score_of(GPU_ROUTER_SOFTMAX, k.output[i], most);
+        k.output[i] = score;
+        sum += score;
+    }
+    return sum;
+}
+
+/* Can choose_only() choose?  Groups of experts, and a correction of scores that are divided by
+ * their sum, take more steps than that. */
+DEVICE bool chooses_only(const gpu_route &r)
+{
+    return r.n == 1 && (r.router == GPU_ROUTER_TOP_SOFTMAX ||
+                        (r.router != GPU_ROUTER_SPARSEMIXER && r.n_groups <= 1 &&
+                         !(r.router == GPU_ROUTER_SOFTMAX && r.correction)));
+}
+
+/* Choose the experts of the only token, and sort the pairs. */
+DEVICE void choose_only(const gpu_route &r, float *room)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const ranks k = ranks_of(r, room);
+    const bool none = r.pos[0] < 0, softmax = r.router == GPU_ROUTER_SOFTMAX,
+               shares = warp == SHARING && lane == 0 && r.choice.shared;
+    const float shared = shares ? output_of(r, r.n_experts) : 0;
+    for (int list = warp; list < k.n_lists; list += WARPS)
+        key_list(r, k, list, lane);
+    __syncthreads();                    /* the keys are there */
+    if (shares)
+        r.choice.shared[0] = sigmoid(shared);
+    float sum = warp == SCORING && softmax ? score_lists(r, k, lane) : 0;
+    for (int list = warp; list < k.n_lists; list += WARPS)
+        rank_list(k, list, lane);
+    __syncthreads();                    /* the lists are there */
+    if (warp == SCORING) {
+        sum = warp_sum(sum);
+        if (lane == 0)
+            *k.sum = sum;
+    }
+    const int id = warp <= SORTING ? rank_best(r, k, k.chosen + 32 * warp, lane) : 0;
+    if (warp == SORTING && r.sort)
+        sort_one(r, lane < r.top_k && !none ? id : -1, lane);
+    __syncthreads();                    /* the scores and their sum are there */
+    if (warp != WEIGHING)
+        return;
+    float score = lane < r.top_k ? k.output[id] : 0;
+    if (softmax)
+        score /= *k.sum;
+    score = weight_of(r, score, lane);
+    if (lane < r.top_k) {
+        r.choice.id[lane] = none ? -1 : id;
+        r.choice.weight[lane] = score;
+    }
+}
+
 /* ---- kernels ---- */
 
-/* Choose the experts of this block's tokens, and sort the pairs.  room: [WARPS][2 * n_experts]. */
+/* Choose the experts of this block's tokens, and sort the pairs.  room: gpu_choice_bytes(). */
 DEVICE void choose_tokens(const gpu_route &r, float *room, int block, int n_blocks)
 {
+    if (chooses_only(r)) {
+        choose_only(r, room);
+        return;
+    }
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     for (int token = block * WARPS + warp; token < r.n; token += n_blocks * WARPS) {
         const int id = choose_token(r, token, room + (size_t)warp * 2 * r.n_experts, lane);
@@ -446,12 +626,10 @@ __global__ __launch_bounds__(BLOCK) void sort_kernel(gpu_route r)
     sort_pairs(r, room, blockIdx.x, gridDim.x);
 }
 
-static size_t sort_room(const struct gpu_route *r) { return sizeof(int) * (3 * (size_t)r->n_experts + 2 * WARPS); }
-
 extern "C" int gpu_choose(struct gpu *g, const struct gpu_route *r, struct err *e)
 {
-    const size_t keys = sizeof(float) * WARPS * 2 * (size_t)r->n_experts, sort = r->sort ? sort_room(r) : 0,
-                 choose = keys > sort ? keys : sort, multiply = sizeof(float) * WARPS * (32 + PAD) * (size_t)r->n;
+    const size_t choose = gpu_choice_bytes(r->n, r->n_experts, r->top_k, r->sort),
+                 multiply = sizeof(float) * WARPS * (32 + PAD) * (size_t)r->n;
     if (r->n_mats > 0)
         return launch(g, "route", route_kernel, dim3((unsigned)(r->w[0].n_tiles + (r->n_mats > 1 ? r->w[1].n_tiles : 0)),
                                                      (unsigned)r->n_parts), BLOCK,
@@ -462,7 +640,8 @@ extern "C" int gpu_choose(struct gpu *g, const struct gpu_route *r, struct err *
 
 extern "C" int gpu_sort_pairs(struct gpu *g, const struct gpu_route *r, struct err *e)
 {
-    return launch(g, "sort", sort_kernel, dim3((unsigned)(r->n_experts + WARPS - 1) / WARPS), BLOCK, sort_room(r), e, *r);
+    return launch(g, "sort", sort_kernel, dim3((unsigned)(r->n_experts + WARPS - 1) / WARPS), BLOCK,
+                  gpu_sort_bytes(r->n_experts), e, *r);
 }
 
 /* ---- the weighted sum of results ---- */

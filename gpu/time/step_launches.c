@@ -465,14 +465,41 @@ static double chosen(const struct moe *m, int n)
     return m->n_experts * (1 - pow(1 - (double)m->top_k / m->n_experts, n));
 }
 
+/* Follows chooses_only() in route.cu. */
+static int chooses_only(const struct walk *w)
+{
+    const struct moe *m = &w->m->config.moe;
+    return w->n == 1 && (m->router == ROUTER_TOP_SOFTMAX ||
+                         (m->router != ROUTER_SPARSEMIXER && m->n_groups <= 1 &&
+                          !(m->router == ROUTER_SOFTMAX && m->correction)));
+}
+
+/* Cycles of a block that chooses the experts of the only token by their ranks (calculated from 29
+ * cycles for a load from shared memory, 4 for each 16 bytes of a lane, 25 for a shuffle, 30 for a
+ * barrier, and issue slots). */
+static double choose_only_cycles(const struct moe *m)
+{
+    enum { KEYS = 60, LISTS = 60 /* stores, and a barrier */, ROUND = 130 /* 32 keys against 32 */, ENDS = 140 };
+    const int lists = (int)ceil_of(m->n_experts, 32), best = 1 << GPU_CHOICE_LOG(m->top_k);
+    /* warps of a list load 8 times; the scores are computed meanwhile */
+    const double ranks = fmax(170, 70 + 32.0 * lists),
+                 scores = m->router == ROUTER_SOFTMAX ? 95 + 20.0 * lists : 0;
+    return KEYS + fmax(ranks, scores) + LISTS + ROUND * ceil_of(lists * best, 32) * ceil_of((lists - 1) * best, 32) +
+           /* the chosen ones, a barrier, the score and the weight, and their sum */
+           60 + 30 + ENDS + 25 * (m->top_k > 8 ? 5 : 3);
+}
+
 /* Cycles of a warp that chooses the experts of a token, one after the other: a reduction and a
  * vote, while lanes have the keys of up to 128 experts in registers, else two reductions, and the
- * winner's next best key from shared memory (calculated); before that scores and their sum.
- * Sorting the pairs of one token takes a shuffle for each, otherwise the block counts them. */
+ * winner's next best key from shared memory (calculated); before that scores and their sum, and
+ * after it the weights.  Then the block counts the pairs. */
 static double choose_cycles(const struct walk *w, int sort)
 {
-    const int n = w->m->config.moe.top_k, few = w->m->config.moe.n_experts <= 128;
-    return 300 + (few ? 100 + 60.0 * n : 130.0 * n) + (!sort ? 0 : w->n == 1 ? 100 + 10.0 * n : 1000);
+    const struct moe *m = &w->m->config.moe;
+    const int n = m->top_k, few = m->n_experts <= 128;
+    if (chooses_only(w))
+        return choose_only_cycles(m);
+    return 300 + (few ? 100 + 60.0 * n : 130.0 * n) + 200 + (!sort ? 0 : w->n == 1 ? 100 + 10.0 * n : 1000);
 }
 
 /* Router, choice and sort in one launch (route.cu). */
@@ -482,9 +509,8 @@ static void add_route(struct walk *w, const struct layer *l)
     const struct moe *m = &w->m->config.moe;
     const struct mat *const mats[2] = { &l->router.w, &l->shared_router.w };
     const int n_mats = m->shared_gate ? 2 : 1;
-    const size_t keys = sizeof(float) * WARPS * 2 * (size_t)m->n_experts,
-                 sort = sizeof(int) * (3 * (size_t)m->n_experts + 2 * WARPS),
-                 choose = (keys > sort ? keys : sort) + 16, multiply = sizeof(float) * WARPS * (32 + 33) * (size_t)w->n;
+    const size_t choose = gpu_choice_bytes(w->n, m->n_experts, m->top_k, 1) + 16,
+                 multiply = sizeof(float) * WARPS * (32 + 33) * (size_t)w->n;
     struct timed_launch t = { .kernel = "route", .what = "router", .threads = WARPS * 32,
                               .shared = multiply > choose ? multiply : choose };
     for (int i = 0; i < n_mats; i++) {
@@ -508,21 +534,19 @@ static void route(struct walk *w, const struct layer *l)
     const int few = w->n <= MAX_GRAPH_TOKENS, sort = w->n <= GPU_MATVEC_TOKENS;
     enum { WARPS = 8 };
     const struct mat *mats[2] = { &l->router.w, &l->shared_router.w };
-    const size_t room = sizeof(int) * (3 * (size_t)m->n_experts + 2 * WARPS),
-                 choices = sizeof(float) * WARPS * 2 * (size_t)m->n_experts;
     if (sort && mats[0]->type == QT_F32 && (!m->shared_gate || mats[1]->type == QT_F32)) {
         add_route(w, l);
         return;
     }
     add_f32(w, "router", mats, m->shared_gate ? 2 : 1, w->n, few ? (int)GPU_SPLITS(n_steps(&l->router.w)) : 0);
-    /* a warp finds one expert after the other; the sort counts all pairs */
     add(w, (struct timed_launch){ .kernel = "choose", .what = "router", .blocks = sort ? 1 : ceil_of(w->n, WARPS),
-                                  .threads = WARPS * 32, .shared = sort && room > choices ? room : choices,
+                                  .threads = WARPS * 32,
+                                  .shared = gpu_choice_bytes(w->n, m->n_experts, m->top_k, sort),
                                   .l2_bytes = 4.0 * w->n * m->n_experts, .setup_l2 = 3,
                                   .setup_cycles = choose_cycles(w, sort) });
     if (!sort)
         add(w, (struct timed_launch){ .kernel = "sort", .what = "router", .blocks = ceil_of(m->n_experts, WARPS),
-                                      .threads = WARPS * 32, .shared = room,
+                                      .threads = WARPS * 32, .shared = gpu_sort_bytes(m->n_experts),
                                       .l2_bytes = 4.0 * w->n * m->top_k * ceil_of(m->n_experts, WARPS), .setup_l2 = 3,
                                       .setup_cycles = 1000.0 + 4.0 * w->n * m->top_k });
 }

@@ -21,6 +21,8 @@ static const struct router_case {
     { { .router = GPU_ROUTER_SIGMOID, .n_experts = 64, .top_k = 6, .n_groups = 8, .top_groups = 3, .group_best = 2,
         .normalize = 1, .norm_add = 1e-20f, .scale = 2.5f }, 1 },
     { { .router = GPU_ROUTER_SIGMOID, .n_experts = 96, .top_k = 1, .scale = 1 }, 1 },
+    { { .router = GPU_ROUTER_SIGMOID, .n_experts = 300, .top_k = 9, .normalize = 1, .scale = 1 }, 1 },
+    { { .router = GPU_ROUTER_SOFTMAX, .n_experts = 64, .top_k = 17, .scale = 1 }, 1 },
     { { .router = GPU_ROUTER_SQRT_SOFTPLUS, .n_experts = 8, .top_k = 3, .normalize = 1, .scale = 1.5f }, 1 },
     { { .router = GPU_ROUTER_SPARSEMIXER, .n_experts = 8, .top_k = 2, .scale = 1, .mask = 0.02f }, 0 },
     { { .router = GPU_ROUTER_SPARSEMIXER, .n_experts = 40, .top_k = 2, .scale = 1, .mask = 0.8f }, 0 },
@@ -202,29 +204,39 @@ static void choices(void **state)
 }
 
 /* If outputs are equal, the first experts are chosen; if all are NaN, each expert is chosen at most
- * once; if one is NaN, the others are chosen. */
+ * once; if one is NaN, the others are chosen; of two values the larger one is chosen first. */
+static void check_ties(int n, int n_groups, int kind)
+{
+    enum { EXPERTS = 100, CHOSEN = 5, MOST = 2 };
+    float output[MOST * (EXPERTS + 1)];
+    for (int i = 0; i < n * (EXPERTS + 1); i++) {
+        const int expert = i % (EXPERTS + 1);
+        output[i] = kind == 1 || (kind == 2 && expert == 0) ? NAN : kind == 3 && expert % 30 == 9 ? 0.75f : 0.5f;
+    }
+    static const int32_t pos[MOST] = { 0, 1 };
+    static const int first[4][CHOSEN] = { { 0, 1, 2, 3, 4 }, { 0, 1, 2, 3, 4 }, { 1, 2, 3, 4, 5 },
+                                          { 9, 39, 69, 99, 0 } },
+                     in_groups[CHOSEN] = { 9, 39, 0, 1, 2 };
+    const struct gpu_route r = { .part = to_device(output, sizeof output), .n_parts = 1, .ld = EXPERTS + 1,
+                                 .pos = to_device(pos, sizeof pos), .n = n, .n_experts = EXPERTS, .top_k = CHOSEN,
+                                 .router = GPU_ROUTER_SIGMOID, .n_groups = n_groups, .top_groups = 2, .group_best = 2,
+                                 .scale = 1, .tile = 8, .sort = 1, .choice = choice_of(n, n * CHOSEN) };
+    int32_t id[MOST * CHOSEN];
+    OK(gpu_choose(device, &r, &why));
+    from_device(id, r.choice.id, (size_t)(n * CHOSEN) * sizeof *id);
+    for (int k = 0; k < n * CHOSEN; k++)
+        assert_int_equal(id[k], n_groups && kind == 3 ? in_groups[k % CHOSEN] : first[kind][k % CHOSEN]);
+    check_sorted(&r, id);
+    gpu_free(device, (void *)(uintptr_t)r.part), gpu_free(device, (void *)(uintptr_t)r.pos);
+    choice_free(&r.choice);
+}
 static void ties(void **state)
 {
     (void)state;
-    for (int nan = 0; nan < 3; nan++)
-        for (int groups = 0; groups <= 4; groups += 4) {
-            enum { EXPERTS = 40, CHOSEN = 5 };
-            float output[EXPERTS + 1];
-            for (int i = 0; i <= EXPERTS; i++)
-                output[i] = nan == 1 || (nan == 2 && i == 0) ? NAN : 0.5f;
-            const int32_t pos = 0;
-            const struct gpu_route r = { .part = to_device(output, sizeof output), .n_parts = 1, .ld = EXPERTS + 1,
-                                         .pos = to_device(&pos, sizeof pos), .n = 1, .n_experts = EXPERTS,
-                                         .top_k = CHOSEN, .router = GPU_ROUTER_SIGMOID, .n_groups = groups,
-                                         .top_groups = 2, .group_best = 2, .scale = 1, .tile = 8, .sort = 1,
-                                         .choice = choice_of(1, CHOSEN) };
-            int32_t id[CHOSEN];
-            OK(gpu_choose(device, &r, &why));
-            from_device(id, r.choice.id, sizeof id);
-            for (int k = 0; k < CHOSEN; k++)
-                assert_int_equal(id[k], k + (nan == 2));
-            check_sorted(&r, id);
-        }
+    for (int n = 1; n <= 2; n++)
+        for (int kind = 0; kind < 4; kind++)
+            for (int groups = 0; groups <= 4; groups += 4)
+                check_ties(n, groups, kind);
 }
 
 /* With places, only pairs whose expert has a slot are sorted, under the number of the slot; with a
