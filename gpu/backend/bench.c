@@ -46,6 +46,7 @@ struct bench {
     const int32_t *token;
     float *a, *b; uint16_t *act;
     struct gpu_draw *draws; int32_t *id;
+    struct gpu_sample_part *sample_part; unsigned *sample_arrived;
     int n;
 };
 
@@ -595,8 +596,10 @@ static int attention(struct bench *b, struct err *e)
 
 static int launch_sample(struct bench *b, int copy, struct err *e)
 {
-    return gpu_sample(b->g, b->a + (size_t)copy * (size_t)b->n * (size_t)b->o->vocab, b->draws, b->n, b->o->vocab,
-                      b->id, e);
+    const struct gpu_sample o = { .logits = b->a + (size_t)copy * (size_t)b->n * (size_t)b->o->vocab, .draws = b->draws,
+                                  .n = b->n, .vocab = b->o->vocab, .id = b->id, .part = b->sample_part,
+                                  .arrived = b->sample_arrived };
+    return gpu_sample(b->g, &o, e);
 }
 
 static int sampling(struct bench *b, struct err *e)
@@ -609,7 +612,11 @@ static int sampling(struct bench *b, struct err *e)
     b->a = floats(b, (size_t)most * (size_t)b->o->vocab, e);
     b->id = take(b, (size_t)most * sizeof *b->id, e);
     b->draws = take(b, (size_t)most * sizeof *b->draws, e);
-    if (!b->a || !b->id || !b->draws)
+    const size_t counters = GPU_SAMPLE_BLOCKS * sizeof *b->sample_arrived;
+    b->sample_part = take(b, GPU_SAMPLE_BLOCKS * sizeof *b->sample_part, e);
+    b->sample_arrived = take(b, counters, e);
+    if (!b->a || !b->id || !b->draws || !b->sample_part || !b->sample_arrived ||
+        gpu_fill(b->g, GPU_COMPUTE, b->sample_arrived, 0, counters, e) < 0)
         return -1;
     for (size_t way = 0; way < sizeof ways / sizeof *ways; way++) {
         memcpy(b->pattern, &ways[way].d, sizeof ways[way].d);

@@ -15,7 +15,7 @@
 #include "libcommon/plan/budget.h"
 
 enum {
-    MAX_PARTS = 50 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
+    MAX_PARTS = 51 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
     /* blocks of a launch in its second dimension: tokens of a step, or tiles of experts */
     MOST_IN_GRID = 65535,
     MOST_LATENT = 1024,         /* elements of a latent with its key */
@@ -228,6 +228,7 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     part[n++] = (struct buffer_place){ &b->act_shared, b->shared_apart ? t * (size_t)b->stride_mlp * h : 0 };
     part[n++] = (struct buffer_place){ &b->act_expert, t * (size_t)c->moe.top_k * (size_t)b->stride_expert * h };
     n += plan_states(b, t, part + n);
+    static_assert((int)GPU_SAMPLE_BLOCKS <= (int)GPU_SPLIT_TICKETS, "gpu_sample.arrived fits");
     part[n++] = (struct buffer_place){ &b->tickets, sizeof *b->tickets *
                                        (counters > GPU_SPLIT_TICKETS ? counters : GPU_SPLIT_TICKETS) };
     part[n++] = (struct buffer_place){ &b->act_code, b->o.act_codes ? t *
@@ -245,6 +246,7 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     part[n++] = (struct buffer_place){ &b->logits,
                                        has_head(b) ? (size_t)b->logit_rows * (size_t)c->vocab_size * f : 0 };
     part[n++] = (struct buffer_place){ &b->ids, MAX_DRAWS * sizeof *b->ids };
+    part[n++] = (struct buffer_place){ &b->sample_part, GPU_SAMPLE_BLOCKS * sizeof *b->sample_part };
     if (b->stride_expert)
         n += plan_experts(b, t, part + n);
     assert(n <= MAX_PARTS);

@@ -131,7 +131,7 @@ struct gpu_backend {
     uint16_t *act_expert; float *mid_expert, *out_expert;
     /* with act_codes: the rounded input of the current matrices */
     int8_t *act_code; float *act_scale;
-    unsigned *tickets;              /* gpu_linear.tickets, gpu_attention.arrived */
+    unsigned *tickets;              /* gpu_linear.tickets, gpu_attention.arrived, gpu_sample.arrived */
     /* the norm whose result the launch before it has left in act and hf; NULL: none */
     const struct dnorm *normed;
     /* the norm that adds sums to x before it, which the launch before it has left in partial; NULL:
@@ -140,6 +140,7 @@ struct gpu_backend {
     struct gpu_part_sums qkv[3];    /* the same of q, k and v, for gpu_prepare; n_parts 0: none */
     int32_t *step; size_t step_room;        /* in words of 4 bytes */
     int32_t *ids;                           /* [MAX_DRAWS] the tokens that the last step drew */
+    struct gpu_sample_part *sample_part;    /* gpu_sample.part */
     /* host, pinned */
     struct step_slot slot[N_SLOTS];
     int32_t *hstep, *hids;                  /* host buffers of the slot in use */

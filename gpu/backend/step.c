@@ -252,8 +252,10 @@ static int run_logits(struct gpu_backend *b, int first, int n, struct err *e)
         return -1;
     if (first + n > MAX_DRAWS)
         return 0;
-    return gpu_sample(b->g, b->logits, (const struct gpu_draw *)(b->step + draws_at(b)) + first, n,
-                      b->m->config.vocab_size, b->ids + first, e);
+    const struct gpu_sample o = { .logits = b->logits, .n = n, .vocab = b->m->config.vocab_size, .id = b->ids + first,
+                                  .draws = (const struct gpu_draw *)(b->step + draws_at(b)) + first,
+                                  .part = b->sample_part, .arrived = b->tickets };
+    return gpu_sample(b->g, &o, e);
 }
 
 /* Download the drawn tokens, and the logits unless every row has had its token drawn. */

@@ -377,9 +377,27 @@ struct gpu_draw {
     uint32_t seed[2], n[2];             /* low word first */
 };
 /* id[i] = a token drawn from row i of logits [n][vocab]; -1 if no token is wanted, if a logit of
- * the row is NaN or +inf, or if all are -inf. */
-int gpu_sample(struct gpu *g, const float *logits, const struct gpu_draw *draws, int n, int vocab, int32_t *id,
-               struct err *e);
+ * the row is NaN or +inf, or if all are -inf.  Blocks find the largest logits of parts of a row,
+ * and the last one of a row draws.  part: room for GPU_SAMPLE_BLOCKS; arrived: as many counters, 0
+ * before and after. */
+enum { GPU_SAMPLE_BLOCKS = 128, GPU_SAMPLE_PART = 2048 /* logits */, GPU_SAMPLE_MANY = 8192 };
+struct gpu_sample_part { uint32_t key; int32_t at; };
+struct gpu_sample {
+    const float *logits;
+    const struct gpu_draw *draws;
+    int n, vocab;
+    int32_t *id;
+    struct gpu_sample_part *part;
+    unsigned *arrived;
+};
+/* Number of parts of a row. */
+static inline int gpu_sample_parts(int n, int vocab)
+{
+    const int most = (vocab + GPU_SAMPLE_PART - 1) / GPU_SAMPLE_PART, share = GPU_SAMPLE_BLOCKS / n,
+              parts = most < share ? most : share;
+    return vocab < GPU_SAMPLE_MANY || parts < 1 ? 1 : parts;
+}
+int gpu_sample(struct gpu *g, const struct gpu_sample *o, struct err *e);
 
 #ifdef __cplusplus
 }

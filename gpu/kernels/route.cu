@@ -21,21 +21,12 @@
  * checked  tests/unit/t-gpu-experts.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/experts.cuh"
+#include "gpu/prim/order.cuh"
 #include "gpu/rt/launch.cuh"
 
 enum { WARPS = GPU_CHOICE_WARPS, BLOCK = WARPS * 32, PAD = 33 };
 
 /* ---- the choice of a warp ---- */
-
-/* A key that orders floats: larger floats have larger keys, NaN has a smaller one than all numbers,
- * and 0 marks an expert that is taken already. */
-DEVICE uint32_t key_of(float x)
-{
-    const uint32_t u = bits_of(x + 0.0f);       /* -0 is 0 */
-    return x != x ? 1 : u >> 31 ? ~u : u | 0x80000000u;
-}
-
-DEVICE float of_key(uint32_t key) { return float_of(key >> 31 ? key & 0x7fffffffu : ~key); }
 
 /* The largest of a lane's keys and its index; of equal keys the first. */
 struct best_key { uint32_t key; int at; };

@@ -1,12 +1,14 @@
 /* sample.cu - draw tokens from logits by temperature, top_k, top_p and min_p.  Requests that need a
  * history or a mask are left to libcommon/engine/sampler.c.
  *
- * tile     a row per block: 1024 threads (128 for a small vocabulary)
- * moves    the row from L2, where the head has just stored it: once to find the largest logit, once
- *          to draw, and up to three times for each of top_k and top_p
- * limit    one SM's share of L2 bandwidth: 32 KB in flight at about 600 ns, so 4 * vocab bytes take
- *          11 us for a vocabulary of 152 thousand (calculated); copying the row to the host would
- *          take as long at 55 GB/s, and the CPU's sampler would follow
+ * tile     parts of 2048 logits or more: as many of all rows as have room on the device at once; a
+ *          block finds the largest logit of its part, and of a row the block that ends last draws.
+ *          1024 threads (128 for a small vocabulary)
+ * moves    the row from L2, where the head has just stored it: once to find the largest logit; by
+ *          the last block once to draw, and up to three times for each of top_k and top_p
+ * limit    latencies: of a row of 152 thousand 75 blocks read 8 KB each, and then the last block
+ *          waits for a fence, a counter and the other parts: about 1400 cycles (calculated).  One
+ *          block would read the row in 11 us, as it does for each time that it draws
  * checked  tests/unit/t-gpu-sample.c: kept sets and frequencies against libcommon/engine/sampler.c
  *
  * All sums are of integers, so that no order of threads changes a result.  A token's key is the
@@ -16,20 +18,19 @@
 #include <float.h>
 
 #include "gpu/kernels/operations.h"
-#include "gpu/prim/prim.cuh"
+#include "gpu/prim/order.cuh"
 #include "gpu/rt/launch.cuh"
 #include "libcommon/base/philox.h"
 
-enum { THREADS = 1024, FEW_THREADS = 128, FEW = 8192, MAX_WARPS = THREADS / 32, BINS = 2048, LANE_BINS = BINS / 32,
+enum { THREADS = 1024, FEW_THREADS = 128, MAX_WARPS = THREADS / 32, BINS = 2048, LANE_BINS = BINS / 32,
        LEVELS = 3 };
 #define NO_KEY 0xffffffffu
 #define UNIT 67108864.0f                /* 2^26 keys are 1 */
 
 struct sample_room {
     unsigned long long amount[BINS], lane_amount[32], warp_mass[MAX_WARPS], before, total;
+    gpu_sample_part best[MAX_WARPS];
     unsigned count[BINS], warp_ties[MAX_WARPS], bin;
-    float most[MAX_WARPS];
-    int at[MAX_WARPS], bad[MAX_WARPS];
 };
 
 struct sample_row { const float *x; int n; float most, temperature, min_p; };
@@ -38,7 +39,7 @@ struct sample_row { const float *x; int n; float most, temperature, min_p; };
  * order of ids. */
 struct sample_cut { uint32_t key; unsigned long long ties; };
 
-DEVICE uint32_t key_of(const sample_row &r, int i)
+DEVICE uint32_t token_key(const sample_row &r, int i)
 {
     const float d = (r.most - r.x[i]) / r.temperature;
     return d < 28.4f ? (uint32_t)(d * UNIT) : NO_KEY;
@@ -60,42 +61,58 @@ DEVICE unsigned long long warp_sum64(unsigned long long x)
     return x;
 }
 
-/* The index of the largest logit (the lowest one if there are several), and its value; -1 if a
- * logit is NaN or +inf, or if all are -inf.  All threads get the result. */
-DEVICE int find_largest(sample_room *room, const float *x, int n, float *largest)
+/* The key of the largest logit (order.cuh), and its index, the lowest one if there are several;
+ * NO_LOGIT: all are -inf, BAD_LOGIT: one is NaN or +inf. */
+#define NO_LOGIT 0u
+#define BAD_LOGIT 0xffffffffu
+DEVICE gpu_sample_part best_of_warp(gpu_sample_part b)
 {
-    const int warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
+    const uint32_t key = __reduce_max_sync(FULL_WARP, b.key);
+    return { key, (int32_t)__reduce_min_sync(FULL_WARP, b.key == key ? (uint32_t)b.at : 0x7fffffffu) };
+}
+
+/* The largest of the logits [begin, end).  All threads get the result. */
+DEVICE gpu_sample_part find_largest(sample_room *room, const float *x, int begin, int end)
+{
+    enum { TOGETHER = 8 };
+    const int lane = threadIdx.x % 32, n_warps = blockDim.x / 32;
     float most = -INFINITY;
-    int at = -1, bad = 0;
-#pragma unroll 8
-    for (int i = threadIdx.x; i < n; i += blockDim.x) {
-        const float v = x[i];
-        bad |= !(v <= FLT_MAX);
-        if (v > most)
-            most = v, at = i;
+    int at = 0, bad = 0;
+    for (int first = begin + threadIdx.x; first < end; first += TOGETHER * blockDim.x) {
+        float v[TOGETHER];
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            const int i = first + j * blockDim.x;
+            v[j] = i < end ? x[i] : -INFINITY;
+        }
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            bad |= !(v[j] <= FLT_MAX);
+            if (v[j] > most)
+                most = v[j], at = first + j * blockDim.x;
+        }
     }
-    for (int i = 16; i; i /= 2) {
-        const float m = __shfl_xor_sync(FULL_WARP, most, i);
-        const int a = __shfl_xor_sync(FULL_WARP, at, i);
-        if (m > most || (m == most && a >= 0 && (at < 0 || a < at)))
-            most = m, at = a;
+    const gpu_sample_part best = best_of_warp({ bad ? BAD_LOGIT : most > -INFINITY ? key_of(most) : NO_LOGIT, at });
+    if (lane == 0)
+        room->best[threadIdx.x / 32] = best;
+    __syncthreads();                    /* the results of all warps are there */
+    gpu_sample_part mine = { NO_LOGIT, 0 };
+    if (lane < n_warps)
+        mine = room->best[lane];
+    return best_of_warp(mine);
+}
+
+/* The largest of the parts of a row. */
+DEVICE gpu_sample_part best_of_parts(const gpu_sample_part *part, int n)
+{
+    gpu_sample_part best = { NO_LOGIT, 0 };
+    for (int i = threadIdx.x % 32; i < n; i += 32) {
+        const gpu_sample_part p = { (uint32_t)load_shared_by_blocks(reinterpret_cast<const int32_t *>(&part[i].key)),
+                                    load_shared_by_blocks(&part[i].at) };
+        if (p.key > best.key)
+            best = p;
     }
-    bad = __ballot_sync(FULL_WARP, bad) != 0;
-    if (threadIdx.x % 32 == 0) {
-        room->most[warp] = most;
-        room->at[warp] = at;
-        room->bad[warp] = bad;
-    }
-    __syncthreads();
-    for (int i = 0; i < n_warps; i++) {
-        const float m = room->most[i];
-        const int a = room->at[i];
-        bad |= room->bad[i];
-        if (m > most || (m == most && a >= 0 && (at < 0 || a < at)))
-            most = m, at = a;
-    }
-    *largest = most;
-    return bad ? -1 : at;
+    return best_of_warp(best);
 }
 
 /* Find the bin in which the sum of the amounts reaches `wanted`, by one warp; its index is stored
@@ -143,7 +160,7 @@ DEVICE sample_cut select(sample_room *room, const sample_row &r, const sample_cu
         __syncthreads();
 #pragma unroll 8
         for (int i = threadIdx.x; i < r.n; i += blockDim.x) {
-            const uint32_t key = key_of(r, i);
+            const uint32_t key = token_key(r, i);
             if (key >= within.key || (level && key >> above != prefix))
                 continue;
             atomicAdd(&room->amount[key >> shift & mask], fraction > 0 ? mass_of(key) : 1);
@@ -188,7 +205,7 @@ DEVICE int draw(sample_room *room, const sample_row &r, const sample_cut &cut, u
         unsigned equal = 0;
 #pragma unroll 4
         for (int i = from + lane; i < to; i += 32) {
-            const uint32_t key = key_of(r, i);
+            const uint32_t key = token_key(r, i);
             mass += key < cut.key && weight_of(key) >= r.min_p ? mass_of(key) : 0;
             equal += key == cut.key && key != NO_KEY;
         }
@@ -225,33 +242,40 @@ DEVICE int draw(sample_room *room, const sample_row &r, const sample_cut &cut, u
     }
 }
 
-__global__ __launch_bounds__(THREADS) void sample_kernel(const float *logits, const gpu_draw *draws, int vocab,
-                                                         int32_t *id)
+__global__ __launch_bounds__(THREADS) void sample_kernel(struct gpu_sample o)
 {
     follow_previous();
     SHARED(sample_room, room);
-    const gpu_draw d = draws[blockIdx.x];
-    int token = -1;
-    if (d.top_k >= 0) {
-        sample_row r = { logits + (size_t)blockIdx.x * vocab, vocab, 0, d.temperature, d.min_p };
-        token = find_largest(room, r.x, vocab, &r.most);
-        if (token >= 0 && d.temperature > 0) {
-            sample_cut cut = { NO_KEY, 0 };
-            if (d.top_k > 0 && d.top_k < vocab)
-                cut = select(room, r, cut, d.top_k, 0);
-            if (d.top_p < 1)
-                cut = select(room, r, cut, 0, d.top_p);
-            token = draw(room, r, cut, philox_u64((uint64_t)d.seed[1] << 32 | d.seed[0],
-                                                  (uint64_t)d.n[1] << 32 | d.n[0]));
-        }
+    const int row = blockIdx.y, n_parts = gridDim.x, each = (o.vocab + n_parts - 1) / n_parts,
+              begin = blockIdx.x * each;
+    const gpu_draw d = o.draws[row];
+    const float *x = o.logits + (size_t)row * o.vocab;
+    /* the loads need not wait for the draw, which nearly all rows want */
+    gpu_sample_part best = find_largest(room, x, begin, min(begin + each, o.vocab));
+    if (n_parts > 1) {
+        gpu_sample_part *const part = o.part + (size_t)row * n_parts;
+        if (threadIdx.x == 0)
+            part[blockIdx.x] = best;
+        if (!last_block(o.arrived + row, n_parts, &room->bin))
+            return;
+        best = best_of_parts(part, n_parts);
+    }
+    int token = d.top_k < 0 || best.key == NO_LOGIT || best.key == BAD_LOGIT ? -1 : best.at;
+    if (token >= 0 && d.temperature > 0) {
+        const sample_row r = { x, o.vocab, of_key(best.key), d.temperature, d.min_p };
+        sample_cut cut = { NO_KEY, 0 };
+        if (d.top_k > 0 && d.top_k < o.vocab)
+            cut = select(room, r, cut, d.top_k, 0);
+        if (d.top_p < 1)
+            cut = select(room, r, cut, 0, d.top_p);
+        token = draw(room, r, cut, philox_u64((uint64_t)d.seed[1] << 32 | d.seed[0], (uint64_t)d.n[1] << 32 | d.n[0]));
     }
     if (threadIdx.x == 0)
-        id[blockIdx.x] = token;
+        o.id[row] = token;
 }
 
-extern "C" int gpu_sample(struct gpu *g, const float *logits, const struct gpu_draw *draws, int n, int vocab,
-                          int32_t *id, struct err *e)
+extern "C" int gpu_sample(struct gpu *g, const struct gpu_sample *o, struct err *e)
 {
-    return launch(g, "sample", sample_kernel, dim3((unsigned)n), vocab < FEW ? FEW_THREADS : THREADS,
-                  sizeof(sample_room), e, logits, draws, vocab, id);
+    return launch(g, "sample", sample_kernel, dim3((unsigned)gpu_sample_parts(o->n, o->vocab), (unsigned)o->n),
+                  o->vocab < GPU_SAMPLE_MANY ? FEW_THREADS : THREADS, sizeof(sample_room), e, *o);
 }

@@ -899,16 +899,20 @@ static void begin(struct walk *w)
 /* The logits of n tokens, and a token drawn from each as the most likely one. */
 static void end(struct walk *w, int n)
 {
-    enum { MANY = 8192, IN_FLIGHT = 32 * 1024, ROOM = 25624 };
+    enum { AT_ONCE = 8 /* loads of a thread */, ROOM = 25496, REDUCE = 250 };
     const struct config *c = &w->m->config;
     const struct linear *head = &w->m->head;
     model_norm(w, "final norm", &w->m->final_norm, n, c->hidden_size);
     w->n = n;
     linear(w, "head", &head, 1);
-    add(w, (struct timed_launch){ .kernel = "sample", .what = "sample", .blocks = (unsigned)n,
-                                  .threads = c->vocab_size < MANY ? 128 : 1024, .l2_bytes = 4.0 * n * c->vocab_size,
-                                  .shared = ROOM, .setup_l2 = 1, .turns = ceil(4.0 * c->vocab_size / IN_FLIGHT),
-                                  .turn_cycles = 1000 /* 600 ns (sample.cu) */ });
+    const int parts = gpu_sample_parts(n, c->vocab_size), threads = c->vocab_size < GPU_SAMPLE_MANY ? 128 : 1024;
+    const double bytes = 4.0 * c->vocab_size / parts, turns = ceil(bytes / (4.0 * AT_ONCE * threads));
+    /* the draw comes with the first logits; the fence after a part, the count, the parts */
+    add(w, (struct timed_launch){ .kernel = "sample", .what = "sample", .blocks = (unsigned)(n * parts),
+                                  .threads = threads, .shared = ROOM, .l2_bytes = 4.0 * n * c->vocab_size,
+                                  .setup_cycles = REDUCE, .turns = turns, .turn_l2 = 1,
+                                  .turn_cycles = bytes / turns / L2_CYCLE, .alone_l2 = parts > 1 ? 3 : 0,
+                                  .alone_cycles = parts > 1 ? 60 : 0 });
 }
 
 /* The reason why the list of launches would be wrong; NULL: none. */

@@ -33,9 +33,17 @@ static void sample(const float *x, int rows, int n, int v, const struct gpu_draw
         memcpy(all + (size_t)i * (size_t)v, x + (size_t)(rows == 1 ? 0 : i) * (size_t)v, (size_t)v * sizeof *x);
     void *logits = to_device(all, (size_t)n * (size_t)v * sizeof *all),
          *draws = to_device(draw, (size_t)n * sizeof *draw), *ids = on_device((size_t)n * sizeof *id);
-    OK(gpu_sample(device, logits, draws, n, v, ids, &why));
+    static const unsigned none[GPU_SAMPLE_BLOCKS];
+    unsigned left[GPU_SAMPLE_BLOCKS];
+    const struct gpu_sample o = { .logits = logits, .draws = draws, .n = n, .vocab = v, .id = ids,
+                                  .part = on_device(GPU_SAMPLE_BLOCKS * sizeof *o.part),
+                                  .arrived = to_device(none, sizeof none) };
+    OK(gpu_sample(device, &o, &why));
     from_device(id, ids, (size_t)n * sizeof *id);
+    from_device(left, o.arrived, sizeof left);
+    assert_memory_equal(left, none, sizeof left);
     gpu_free(device, logits), gpu_free(device, draws), gpu_free(device, ids);
+    gpu_free(device, o.part), gpu_free(device, o.arrived);
     free(all);
 }
 
@@ -43,7 +51,7 @@ static void largest(void **state)
 {
     (void)state;
     enum { N = 7 };
-    static const int sizes[] = { 1, 33, 1000, 9001 };
+    static const int sizes[] = { 1, 33, 1000, 9001, 38001 };    /* up to 18 blocks a row */
     struct rng r = { 9 };
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++) {
         const int v = sizes[s];
