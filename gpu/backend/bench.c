@@ -282,8 +282,9 @@ static int linear(struct bench *b, const char *kernel,
              : !(b->linear.to[0].out = floats(b, t * (size_t)rows, e))))
         return -1;
     b->linear.to[0].ldo = rows;
+    b->linear.wgmma = (multiply == gpu_matmul_split || multiply == gpu_matvec || multiply == gpu_matmul_fp8) &&
+                      b->o->wgmma;
     if (multiply == gpu_matmul_split || multiply == gpu_matvec) {
-        b->linear.wgmma = b->o->wgmma;
         b->linear.partial_bytes = GPU_SPLIT_BYTES(GPU_SPLIT_BLOCKS, GPU_SPLIT_TOKENS);
         if (!(b->linear.partial = take(b, b->linear.partial_bytes, e)) ||
             !(b->linear.tickets = take(b, GPU_SPLIT_TICKETS * sizeof *b->linear.tickets, e)) ||

@@ -630,9 +630,9 @@ int memory_open(struct gpu_backend *b, struct err *e)
     const struct config *c = &b->m->config;
     struct buffer_place part[MAX_PARTS];
     const int capability = gpu_capability(b->g);
-    if (b->o.act_codes == ACT_CODES_FP8 && capability != 90)
-        return err_set(e, ERR_UNSUPPORTED, "--act fp8: this GPU has compute capability %d.%d, expected 9.0",
-                       capability / 10, capability % 10);
+    if (b->o.act_codes == ACT_CODES_FP8 && capability < GPU_FP8_CAPABILITY)
+        return err_set(e, ERR_UNSUPPORTED, "--act fp8: this GPU has compute capability %d.%d, expected %d.%d or more",
+                       capability / 10, capability % 10, GPU_FP8_CAPABILITY / 10, GPU_FP8_CAPABILITY % 10);
     if (size_up(b, part, e) < 0 || plan_rank(b->g, b->tp ? b->tp->whole : b->m, &b->o, &b->plan, e) < 0 ||
         gpu_plan_fits(&b->plan, &b->o, e) < 0)
         return -1;

@@ -3,14 +3,14 @@
  *
  * With ACT_CODES_INT8, the f16 activations that i8r matrices read are first rounded to int8, and
  * matmul_int8.cu computes the product; with ACT_CODES_FP8, those of more than 128 tokens that fp8
- * matrices read are rounded to fp8, and matmul_fp8_hopper.cu computes it.  Otherwise up to 16
- * tokens are computed by matvec.cu, up to 128 by matmul_split.cu (or matmul_split_hopper.cu), and
- * more by matmul.cu (or matmul_hopper.cu); all but matvec.cu read activations in another order.
- * More than 128 tokens read the f16 copies (decode.cu), if there are any, with bit-identical
- * results.  With exact, and for f32 matrices, activations stay f32 and matmul_f32.cu computes the
- * product.  Experts choose their kernels in the same way (expert_matvec.cu, expert_matmul.cu,
- * matmul_f32.cu), but never codes or copies.  The choice stays on the device: launches depend on
- * the number of tokens alone.
+ * matrices read are rounded to fp8, and matmul_fp8.cu (or matmul_fp8_hopper.cu) computes it.
+ * Otherwise up to 16 tokens are computed by matvec.cu, up to 128 by matmul_split.cu (or
+ * matmul_split_hopper.cu), and more by matmul.cu (or matmul_hopper.cu); all but matvec.cu read
+ * activations in another order.  More than 128 tokens read the f16 copies (decode.cu), if there are
+ * any, with bit-identical results.  With exact, and for f32 matrices, activations stay f32 and
+ * matmul_f32.cu computes the product.  Experts choose their kernels in the same way
+ * (expert_matvec.cu, expert_matmul.cu, matmul_f32.cu), but never codes or copies.  The choice stays
+ * on the device: launches depend on the number of tokens alone.
  *
  * The norm of the residual has its own launch, except for few tokens after matvec.cu and
  * expert_matvec.cu, whose last block computes it with the same bits; after matmul_split_hopper.cu

@@ -33,7 +33,7 @@
  *          multiprocessor does 2048 multiply-adds a cycle (sm_80), and 16 LDSM.x4.  Shared memory
  *          is busy for 320 cycles for the four warps, including the writes of cp.async
  *
- * act_int8, act_fp8 (for matmul_fp8_hopper.cu)
+ * act_int8, act_fp8 (for matmul_fp8.cu)
  * tile     one token per block of 512 threads; the second read of the row hits L1
  * moves    2 bytes an element in, 1 out
  * limit    with few tokens the launch itself: int8 activations cost four more launches a layer.

@@ -119,9 +119,12 @@ int gpu_act_int8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_ac
                  int8_t *code, float *scale, struct err *e);
 
 /* Multiply more than GPU_SPLIT_TOKENS tokens by one fp8 matrix, with activations in E4M3, which
- * gpu_act_fp8() makes like gpu_act_int8(): the largest |act| of a token becomes 448.  takes: 1 if
- * the device and the matrix are supported. */
+ * gpu_act_fp8() makes like gpu_act_int8(): the largest |act| of a token becomes 448.  With wgmma,
+ * gpu_matmul_fp8() calls gpu_matmul_fp8_hopper() on compute capability 9.0.  takes: 1 if the device
+ * and the matrix are supported. */
+enum { GPU_FP8_CAPABILITY = 89 };       /* the first one whose tensor cores know E4M3 */
 int gpu_matmul_fp8(struct gpu *g, const struct gpu_linear *l, struct err *e);
+int gpu_matmul_fp8_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_fp8_takes(const struct gpu *g, const struct gpu_mat *w, int n_tokens);
 int gpu_act_fp8(struct gpu *g, const uint16_t *act, int act_stride, enum gpu_act_order order, int n, int cols,
                 int8_t *code, float *scale, struct err *e);

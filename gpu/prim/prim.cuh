@@ -300,6 +300,42 @@ DEVICE void mma_s8(int c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
 #endif
 }
 
+/* c += a b of a 16 x 32 and a 32 x 8 matrix of E4M3, with operands as in mma_s8 and f32 sums; only
+ * from compute capability 8.9 on. */
+DEVICE void mma_e4m3(float c[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3, uint32_t b0, uint32_t b1)
+{
+#ifdef __CUDACC__
+#if !defined __CUDA_ARCH__ || __CUDA_ARCH__ >= 890
+    asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3]) : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0),
+                 "r"(b1));
+#endif
+#else
+    struct operands { uint32_t a[4], b[2]; float c[4]; } in = { { a0, a1, a2, a3 }, { b0, b1 },
+                                                                { c[0], c[1], c[2], c[3] } };
+    emulated_collective(&in, sizeof in, c, 16, [](const emulated_slots *s, emulated_slots *out, uint32_t) {
+        float a[16][32], b[8][32];
+        for (int lane = 0; lane < 32; lane++) {
+            const operands *o = (const operands *)s->lane[lane];
+            const int g = lane / 4, t = lane % 4;
+            for (int i = 0; i < 4; i++)
+                for (int k = 0; k < 4; k++)
+                    a[g + i % 2 * 8][4 * t + i / 2 * 16 + k] = f8e4m3_to_f32((f8e4m3)(o->a[i] >> 8 * k));
+            for (int i = 0; i < 2; i++)
+                for (int k = 0; k < 4; k++)
+                    b[g][4 * t + 16 * i + k] = f8e4m3_to_f32((f8e4m3)(o->b[i] >> 8 * k));
+        }
+        for (int lane = 0; lane < 32; lane++)
+            for (int i = 0; i < 4; i++) {
+                float sum = 0;
+                for (int k = 0; k < 32; k++)
+                    sum += a[lane / 4 + i / 2 * 8][k] * b[lane % 4 * 2 + i % 2][k];
+                ((float *)out->lane[lane])[i] = ((const operands *)s->lane[lane])->c[i] + sum;
+            }
+    }, "mma");
+#endif
+}
+
 /* Four 8 x 8 matrices of f16 from shared memory, transposed: lane 8i + j points at row j of
  * matrix i (16 bytes); lane 4g + t gets the elements [2t][g] and [2t+1][g] of matrix i. */
 DEVICE void load_matrices_transposed(uint32_t r[4], const void *row)

@@ -70,8 +70,8 @@ enum layer_stream { LAYER_STREAM_OFF, LAYER_STREAM_AUTO };
 enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
 
 /* 8-bit activations of a GPU, with one scale per token.  INT8: for matrices with one int8 scale per
- * row (i8r).  FP8: E4M3 for fp8 matrices in steps of more than 128 tokens, on compute capability
- * 9.0; not with strict. */
+ * row (i8r).  FP8: E4M3 for fp8 matrices in steps of more than 128 tokens, from compute
+ * capability 8.9 on; not with strict. */
 enum act_codes { ACT_CODES_NONE, ACT_CODES_INT8, ACT_CODES_FP8 };
 static inline const char *act_codes_name(int codes)
 {

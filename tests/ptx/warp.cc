@@ -144,6 +144,32 @@ static void run_mma_s8(warp &w, const op &o, uint32_t on)
     w.n_collectives++;
 }
 
+static void run_mma_e4m3(warp &w, const op &o, uint32_t on)
+{
+    if (!gather(w, ~0u, on))
+        return;
+    float a[16][32], b[8][32], out[4][LANES];
+    const auto reg = [&](int n, int lane) { return lane_of<uint32_t>(w.file, o.more[(size_t)n], lane); };
+    for (int i = 0; i < LANES; i++)
+        for (int k = 0; k < 4; k++) {
+            for (int n = 0; n < 4; n++)
+                a[i / 4 + n % 2 * 8][i % 4 * 4 + n / 2 * 16 + k] = f8e4m3_to_f32((f8e4m3)(reg(4 + n, i) >> 8 * k));
+            for (int n = 0; n < 2; n++)
+                b[i / 4][i % 4 * 4 + n * 16 + k] = f8e4m3_to_f32((f8e4m3)(reg(8 + n, i) >> 8 * k));
+        }
+    for (int i = 0; i < LANES; i++)
+        for (int n = 0; n < 4; n++) {
+            float sum = 0;
+            for (int k = 0; k < 32; k++)
+                sum += a[i / 4 + n / 2 * 8][k] * b[i % 4 * 2 + n % 2][k];
+            out[n][i] = lane_of<float>(w.file, o.more[(size_t)(10 + n)], i) + sum;
+        }
+    for (int n = 0; n < 4; n++)
+        for (int i = 0; i < LANES; i++)
+            lane_of<float>(w.file, o.more[(size_t)n], i) = out[n][i];
+    w.n_collectives++;
+}
+
 bool decode_warp(assembler &as, const statement &s, op &o)
 {
     const std::string &b = s.word[0];
@@ -203,7 +229,8 @@ bool decode_warp(assembler &as, const statement &s, op &o)
     }
     if (b == "mma") {
         o.run = s.full == "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" ? run_mma_f16
-                : s.full == "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32" ? run_mma_s8 : nullptr;
+                : s.full == "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32" ? run_mma_s8
+                : s.full == "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32" ? run_mma_e4m3 : nullptr;
         if (!o.run)
             return false;
         for (const operand &x : s.o[0].v)

@@ -222,6 +222,7 @@ static void fp8(void **state)
     for (int way = 0; way < 3; way++) {                 /* as in near_f16() */
         struct backend_options o = options();
         o.max_tokens = o.max_logits = FIRST;
+        o.wgmma = 1;
         o.debug_sync = way == 2;
         o.act_codes = way == 2 ? ACT_CODES_FP8 : ACT_CODES_NONE;
         o.exact = way == 0;
