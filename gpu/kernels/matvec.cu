@@ -6,9 +6,9 @@
  *          order of the warps, so a token's result depends only on its own activations.  They
  *          overwrite the codebook, so that no launch needs more than the 99 KB of sm_86 and sm_89
  * parts    if each multiprocessor has a tile and some have another (160 tiles on 132), several
- *          blocks take parts of k of those others (gpu_matvec_divide()); the block that ends last
- *          adds the parts of its tile in the order of k.  This does not depend on the number of
- *          tokens
+ *          blocks take parts of k of those others, or of all tiles if they are few (64), as
+ *          gpu_matvec_divide() says; the block that ends last adds the parts of its tile in the
+ *          order of k.  This does not depend on the number of tokens
  * moves    the matrix once from HBM, 16 bytes a lane, up to 8 loads in flight a lane: 64 KB a
  *          block, 2 blocks an SM; the first are under way while the codebook is written.
  *          Activations from L2, once a block

@@ -66,21 +66,21 @@ enum { GPU_SPLIT_TICKETS = GPU_SPLIT_BLOCKS / 2 * (GPU_SPLIT_TOKENS / 64) };
  * block each, the others `parts` blocks, which take parts of k.  Two blocks fit on a
  * multiprocessor. */
 struct gpu_matvec_blocks { int whole, parts; };
-/* Of launches without a pair of gate and up: if one tile for each multiprocessor leaves less than
- * another one, the rest is divided as long as it ends earlier, and all blocks run at the same time.
- * To add parts takes a multiprocessor as long as JOIN steps of a tile (calculated).  A part is long
- * enough that 8 of 16 warps have a turn. */
+/* Of launches without a pair of gate and up: tiles beyond one for each multiprocessor, or all of
+ * them if there are fewer, are divided if they end earlier that way and all blocks run at the same
+ * time.  To add parts takes a multiprocessor as long as JOIN steps of a tile (calculated).  A part
+ * is long enough that 8 of 16 warps have a turn. */
 static inline struct gpu_matvec_blocks gpu_matvec_divide(int n_tiles, int n_steps, int n_sms)
 {
     enum { TURN = 32, JOIN = 35, MOST = 8 };
     struct gpu_matvec_blocks best = { n_tiles, 1 };
-    const int rest = n_tiles - n_sms;
+    const int whole = n_tiles > n_sms ? n_sms : 0, rest = n_tiles - whole;
     int least = n_steps;                /* steps of the second block of a multiprocessor */
-    for (int n = 2; rest > 0 && n_tiles < GPU_SPLIT_TICKETS && n <= MOST && n * TURN <= n_steps; n++) {
+    for (int n = 2; n_tiles < GPU_SPLIT_TICKETS && n <= MOST && n * TURN <= n_steps; n++) {
         const int time = (rest * n + n_sms - 1) / n_sms * ((n_steps + n - 1) / n) + JOIN;
-        if (n_sms + rest * n <= 2 * n_sms && time < least) {
+        if (whole + rest * n <= 2 * n_sms && time < least) {
             least = time;
-            best.whole = n_sms;
+            best.whole = whole;
             best.parts = n;
         }
     }
