@@ -305,13 +305,13 @@ static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, c
     const struct dlinear *gate = c->gated ? &l->gate : &l->up, *up = c->gated ? &l->up : NULL;
     *down = (struct input){ .act = act, .stride = b->stride_mlp, .x = b->gate, .ldx = size };
     if (!in_floats(b, gate) && !in_floats(b, &l->down) && !l->mlp_sub_norm.present &&
-        (!up || alike(&up->w, &gate->w))) {
+        (!up || alike(weights_of(b, up), weights_of(b, gate)))) {
         struct gpu_linear fused = begin(b, in, GPU_MLP, 1, 0);
-        fused.w[0] = gate->w;
+        fused.w[0] = *weights_of(b, gate);
         fused.to[0].bias = gate->bias;
         fused.n_mats = 1;
         if (up) {
-            fused.w[1] = up->w;
+            fused.w[1] = *weights_of(b, up);
             fused.to[1].bias = up->bias;
             fused.n_mats = 2;
         }
@@ -320,8 +320,10 @@ static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, c
         fused.code = in_int8(b, gate) ? b->act_code : NULL;
         if (by_matvec(b))
             return (fused.code && round_act(b, in, gate->w.cols, e) < 0) || run_matvec(b, &fused, e) < 0 ? -1 : 0;
-        if (by_split(b) && !fused.code && fused.wgmma && gpu_matmul_split_hopper_takes(b->g, &fused))
-            return gpu_matmul_split(b->g, &fused, e);
+        const int split = by_split(b);
+        if (!fused.code && fused.wgmma &&
+            (split ? gpu_matmul_split_hopper_takes(b->g, &fused) : gpu_matmul_hopper_takes(b->g, &fused)))
+            return split ? gpu_matmul_split(b->g, &fused, e) : gpu_matmul(b->g, &fused, e);
     }
     const struct target to[2] = { { gate, b->gate, size }, { up, b->up, size } };
     const int floats = in_floats(b, &l->down), stays = floats || l->mlp_sub_norm.present;

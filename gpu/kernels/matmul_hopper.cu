@@ -1,5 +1,5 @@
 /* matmul_hopper.cu - y = w x for many tokens on compute capability 9.0, by wgmma: the twin of
- * matmul.cu, with the same sums in the same order.
+ * matmul.cu, with the same sums in the same order; and gate and up together with their activation.
  *
  * shapes   as matmul.cu; the formats of EACH_TAKEN below
  * tile     a block: 256 rows (2 warpgroups; 1 where rounds of half as many rows end sooner,
@@ -11,6 +11,8 @@
  *          previous step run.  Activations are the operand B: one more warp makes the copy engine
  *          load 64 k x 128 tokens at a time, four stages ahead; barriers in shared memory count
  *          the bytes that have arrived and the warps that have read a stage
+ * gate up  two warps of a warpgroup have 64 rows of gate, the others the same rows of up.  In the
+ *          end they exchange half of their sums through shared memory
  *
  * Calculated, not measured, for 256 rows x 128 tokens of nl4 on one multiprocessor.  The unit is
  * cycles for 32 k; the products take 512 of them on the tensor cores (2048 fma a cycle):
@@ -18,15 +20,18 @@
  * shared   256 for B (each m64n128k16 reads 4 KB, 128 bytes a cycle), 64 to write B, 40 for the
  *          weights on their way through L1: 70 %.  A codebook in shared memory, as
  *          matmul.cu has it, would add 128: so the values of nl4 are chosen by prmt in registers
- * issue    counted in the machine code of nvcc 13.0: a warp has 326 instructions for 64 k, so the
- *          two warps of a scheduler take 326 issue slots for 32 k: 64 %.  Some 165 of them use the
+ * issue    counted in the machine code of nvcc 13.0: a warp has 318 instructions for 64 k, so the
+ *          two warps of a scheduler take 318 issue slots for 32 k: 62 %.  Some 165 of them use the
  *          integer pipe, which accepts one every other cycle: 330 cycles, 64 %.  No spills; ptxas
- *          serialises no wgmma.  Of blocks of one warpgroup a scheduler has one warp, whose 163
+ *          serialises no wgmma.  Of blocks of one warpgroup a scheduler has one warp, whose 159
  *          instructions must end within the 320 cycles that its 32 k of 128 rows take
  * L2       8.7 KB of weights and 16 KB of activations for 64 k: 24 bytes a cycle, 17 at the aimed
  *          rate; the usual f16 tiles (128 x 256) take 48
  * ends     at the end of a tile of 4096 k (65,500 cycles) 128 KB of results are stored: 4,000 to
- *          8,000 cycles without products, while the copies of the next tile continue
+ *          8,000 cycles without products, while the copies of the next tile continue.  Gate and up
+ *          store a quarter of that, but have 44 instructions for an activation (counted in the
+ *          machine code): 7,500 cycles at the share of issue slots that is reached, and 1,000 to
+ *          exchange 64 KB of sums
  * limit    tensor cores.  Aim: 0.70 of their peak at 4096 tokens; the ends alone cost 8 to 11 %,
  *          the last wave of 512 tiles on 132 multiprocessors 3 %.  Matrices that read the same
  *          activations share the last wave
@@ -44,7 +49,10 @@ enum {
     TOGETHER = 16,
     ALIGN = 1024,               /* alignment of a stage, at which the pattern of the swizzle repeats */
     SHARED_BYTES = ALIGN + STAGES * (STAGE_BYTES + 2 * 8),
+    HALF = TOKENS / 4,          /* half of the sums of a lane and a product */
 };
+/* Shared memory that gate and up need in addition: room for the sums that their warps exchange. */
+template <int GROUPS> constexpr int PAIR_BYTES = GROUPS * 128 * 2 * HALF * (int)sizeof(float);
 
 /* nl4's values + 128, by code. */
 enum : uint32_t { NL4_0 = 0x45341f01, NL4_4 = 0x786d6153, NL4_8 = 0xa2978c82, NL4_12 = 0xefd1beaf };
@@ -95,6 +103,7 @@ struct stages {
     uint8_t *data;                      /* [STAGES][TOKENS][128 bytes], swizzled */
     /* [STAGES]: the bytes have arrived; all consumer warps have read them */
     uint64_t *full, *empty;
+    float4 *room;                       /* [warp][2 * HALF / 4][lane], of gate and up: sums that are exchanged */
 };
 
 /* The number of tiles of rows of a matrix. */
@@ -103,13 +112,17 @@ template <int GROUPS> __host__ __device__ constexpr int tiles_of(const gpu_mat &
     return (m.n_tiles + 4 * GROUPS - 1) / (4 * GROUPS);
 }
 
-/* The numbers of tiles of rows, of all matrices, and of tokens.  tile_at() gives the order in which
- * blocks take the pairs of a tile of rows and a tile of tokens. */
+/* The numbers of tiles of rows, of all matrices, and of tokens; a tile of gate and up has half as
+ * many rows of each.  tile_at() gives the order in which blocks take the pairs of a tile of rows
+ * and a tile of tokens. */
 struct work { int n_rows, n_tokens; };
 struct tile_of_work { int row, token; };
 template <int GROUPS> __host__ __device__ constexpr work work_of(const gpu_linear &l)
 {
-    work w = { 0, (l.n_tokens + TOKENS - 1) / TOKENS };
+    work w = { (l.w[0].n_tiles + 2 * GROUPS - 1) / (2 * GROUPS), (l.n_tokens + TOKENS - 1) / TOKENS };
+    if (l.finish == GPU_MLP)
+        return w;
+    w.n_rows = 0;
     for (int i = 0; i < GPU_MAX_MATS; i++)
         w.n_rows += i < l.n_mats ? tiles_of<GROUPS>(l.w[i]) : 0;
     return w;
@@ -145,12 +158,18 @@ template <int TYPE, int GROUPS> DEVICE tile_part tile_part_of(const gpu_linear &
                                                                   raw_step<TYPE> raw[STAGE_STEPS])
 {
     tile_of_work at = tile_at(w, i);
+    const int warp = threadIdx.x / 32;
     tile_part s;
-    s.which = 0;
-    while (at.row >= tiles_of<GROUPS>(l.w[s.which]))
-        at.row -= tiles_of<GROUPS>(l.w[s.which++]);
+    if (l.finish == GPU_MLP) {
+        s.which = warp / 2 % 2;
+        s.tile = (at.row * GROUPS + warp / 4) * 2 + warp % 2;
+    } else {
+        s.which = 0;
+        while (at.row >= tiles_of<GROUPS>(l.w[s.which]))
+            at.row -= tiles_of<GROUPS>(l.w[s.which++]);
+        s.tile = at.row * 4 * GROUPS + warp;
+    }
     const gpu_mat &m = l.w[s.which];
-    s.tile = at.row * 4 * GROUPS + threadIdx.x / 32;
     s.token = at.token * TOKENS;
     s.there = s.tile < m.n_tiles;
     s.data = m.data + (size_t)(s.there ? s.tile : 0) * m.tile_bytes;
@@ -159,6 +178,56 @@ template <int TYPE, int GROUPS> DEVICE tile_part tile_part_of(const gpu_linear &
         load_step<TYPE>(raw[step], s.data, l.w[0], min(step, l.w[0].n_steps - 1), threadIdx.x % 32 / 4,
                         threadIdx.x % 4);
     return s;
+}
+
+/* Store the activations that a tile of gate and one of up make.  The warps that have the same rows
+ * exchange the sums of half of the tokens: that of gate finishes the first half, that of up the
+ * second one.  f: the scales and biases of this warp's rows. */
+DEVICE void finish_mlp(const float (&c)[2][64], const finish_rows &f, const gpu_linear &l, const tile_part &now,
+                       const stages &s)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4, up = warp / 2 % 2,
+              row = now.tile * TILE_OF_ROWS + 4 * g;
+    float4 *const mine = s.room + warp * (2 * HALF / 4) * 32 + lane;
+    const float4 *other = s.room + (warp ^ 2) * (2 * HALF / 4) * 32 + lane;
+    const auto finished_sum = [&](int p, int i, int j) {
+        return c[p][4 * i + j] * f.scale[2 * p + j / 2] + f.bias[2 * p + j / 2];
+    };
+    warpgroup_sync(warp / 4);           /* the sums of the tile before are read */
+#pragma unroll
+    for (int p = 0; p < 2; p++)
+#pragma unroll
+        for (int i = 0; i < HALF / 4; i++) {
+            float v[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++)
+                v[j] = up ? finished_sum(p, i, j) : finished_sum(p, HALF / 4 + i, j);
+            mine[(p * (HALF / 4) + i) * 32] = make_float4(v[0], v[1], v[2], v[3]);
+        }
+    warpgroup_sync(warp / 4);           /* the sums are written */
+    uint16_t *const out = l.act_out + act_place(row, GPU_ACT_TILES);
+#pragma unroll
+    for (int i = 0; i < HALF / 4; i++) {
+        float4 theirs[2];
+#pragma unroll
+        for (int p = 0; p < 2; p++)
+            theirs[p] = other[(p * (HALF / 4) + i) * 32];
+#pragma unroll
+        for (int k = 0; k < 2; k++) {
+            const int token = now.token + up * (TOKENS / 2) + 8 * i + 2 * t + k;
+            if (!now.there || token >= l.n_tokens)
+                continue;
+#pragma unroll
+            for (int r = 0; r < 4; r++) {
+                const int p = r / 2, j = r % 2 * 2 + k;
+                const float own = up ? finished_sum(p, HALF / 4 + i, j) : finished_sum(p, i, j),
+                            got = j == 0 ? theirs[p].x : j == 1 ? theirs[p].y : j == 2 ? theirs[p].z : theirs[p].w,
+                            h = activation(up ? got : own, 0) * (up ? own : got);
+                /* act_place() of row + r, as row is a multiple of 4 */
+                out[(size_t)token * l.act_out_stride + 8 * r] = r < f.n ? act_of(h) : 0;
+            }
+        }
+    }
 }
 
 template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const stages &s)
@@ -204,11 +273,12 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
             barrier_arrive(&s.empty[(n - 1) % STAGES]);
         if (i + (int)gridDim.x < n_work)
             next = tile_part_of<TYPE, GROUPS>(l, w, i + gridDim.x, raw);
-        if (!now.there)
-            continue;
-        finish_tokens<TOKENS / 8, 2>(c, finish_begin<TYPE>(l, l.to[now.which], now.data, now.tile * 32 + 4 * g,
-                                                           l.w[now.which], ACT_UNIT * UNIT<TYPE>),
-                                     l, now.token, l.n_tokens, t);
+        const finish_rows f = finish_begin<TYPE>(l, l.to[now.which], now.data, (now.there ? now.tile : 0) * 32 + 4 * g,
+                                                 l.w[now.which], ACT_UNIT * UNIT<TYPE>);
+        if (l.finish == GPU_MLP)
+            finish_mlp(c, f, l, now, s);
+        else if (now.there)
+            finish_tokens<TOKENS / 8, 2>(c, f, l, now.token, l.n_tokens, t);
     }
 }
 
@@ -225,6 +295,7 @@ void matmul_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map act)
     s.data = shared + (ALIGN - shared_address(shared) % ALIGN) % ALIGN;
     s.full = reinterpret_cast<uint64_t *>(s.data + STAGES * STAGE_BYTES);
     s.empty = s.full + STAGES;
+    s.room = reinterpret_cast<float4 *>(s.empty + STAGES);
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&s.full[i], 1);
@@ -252,7 +323,8 @@ template <int TYPE, int GROUPS> static int run(struct gpu *g, const gpu_linear *
     const work w = work_of<GROUPS>(*l);
     const int tiles = w.n_rows * w.n_tokens;
     return launch(g, "matmul_hopper", matmul_hopper_kernel<TYPE, GROUPS>,
-                  dim3((unsigned)(tiles < n_sms ? tiles : n_sms)), THREADS<GROUPS>, SHARED_BYTES, e, *l, act);
+                  dim3((unsigned)(tiles < n_sms ? tiles : n_sms)), THREADS<GROUPS>,
+                  SHARED_BYTES + (l->finish == GPU_MLP ? PAIR_BYTES<GROUPS> : 0), e, *l, act);
 }
 
 template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, struct err *e)
@@ -277,7 +349,9 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
 extern "C" int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l)
 {
     switch (l->w[0].type) {
-    EACH_TAKEN(IS) return gpu_capability(g) == 90 && l->n_tokens > TOKENS;
+    EACH_TAKEN(IS)
+        return gpu_capability(g) == 90 && l->n_tokens > TOKENS &&
+               (l->finish != GPU_MLP || (l->n_mats == 2 && l->w[1].rows == l->w[0].rows && l->function == 0));
     default: return 0;
     }
 }

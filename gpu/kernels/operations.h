@@ -20,8 +20,8 @@ enum { GPU_MATVEC_TOKENS = 16 };
  * not depend on n_tokens. */
 int gpu_matvec(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* Multiply any number of tokens, whose activations are in GPU_ACT_TILES order, by matrices of one
- * type, which is not f32, with the same group shape.  GPU_MLP is not supported.  A row's result
- * does not depend on the other matrices. */
+ * type, which is not f32, with the same group shape.  A row's result does not depend on the other
+ * matrices.  GPU_MLP is supported if gpu_matmul_hopper() multiplies. */
 int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* Multiply up to GPU_SPLIT_TOKENS tokens, whose activations are in GPU_ACT_TILES order, by matrices
  * of one type, which is not f32, with the same group shape.  GPU_MLP is not supported.  A token's
@@ -87,7 +87,9 @@ static inline struct gpu_matvec_blocks gpu_matvec_divide(int n_tiles, int n_step
     return best;
 }
 /* gpu_matmul with wgmma: the sums have the same order, so the bits are the same.  takes: 1 if the
- * device, the format and the number of tokens are supported. */
+ * device, the format and the number of tokens are supported.  GPU_MLP with gate and up is, too, if
+ * they have the same shape and the function is silu: the activations, with the bits of
+ * gpu_act_mul(), are stored in GPU_ACT_TILES order. */
 int gpu_matmul_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
 /* The warpgroups of its blocks.  Each takes 128 rows x GPU_HOPPER_TOKENS tokens at a time, and two

@@ -158,6 +158,7 @@ void emulated_barrier_fence();
 void emulated_barrier_arrive(uint64_t *b, int bytes);
 void emulated_barrier_wait(uint64_t *b, int parity);
 void emulated_tensor_load(void *to, const uint64_t map[16], int x, int y, uint64_t *b);
+void emulated_warpgroup_sync();
 void emulated_wgmma_fence();
 void emulated_wgmma(float *c, const uint32_t *a, uint64_t b, int add, int n_columns, int e4m3);
 void emulated_wgmma_commit();

@@ -38,6 +38,10 @@ struct fiber {
 };
 struct warp { emulated_slots in, out; int n, n_done, arrived; unsigned generation; const char *what; };
 
+/* The barrier of a warpgroup. */
+struct group { int arrived; unsigned generation; };
+enum { WARPGROUP = 128 };
+
 struct async_copy { fiber *f; int group; void *to; const void *from; int n; };
 
 /* The state of the running block.  Only one block runs at a time in the process, because the
@@ -47,6 +51,7 @@ static struct block_machine {
     uint8_t *stacks;
     fiber fibers[MAX_THREADS];
     warp warps[MAX_THREADS / 32];
+    group groups[MAX_THREADS / WARPGROUP];
     int n_threads, n_done, arrived;
     unsigned generation;                /* counts the passes of the block's barrier; never goes back */
     unsigned first_generation;          /* value at the start of this block */
@@ -181,6 +186,20 @@ void __syncthreads()
     wait_for(&m.generation, "__syncthreads");
 }
 
+void emulated_warpgroup_sync()
+{
+    const int i = m.self->id.thread.x / WARPGROUP;
+    group *g = &m.groups[i];
+    if ((i + 1) * WARPGROUP > m.n_threads)
+        return complain("warpgroup_sync by a warpgroup of %d threads", m.n_threads - i * WARPGROUP);
+    if (++g->arrived == WARPGROUP) {
+        g->arrived = 0;
+        g->generation++;
+        return;
+    }
+    wait_for(&g->generation, "warpgroup_sync");
+}
+
 void emulated_collective(const void *in, size_t n_in, void *out, size_t n_out, emulated_work work, const char *what)
 {
     fiber *f = m.self;
@@ -210,46 +229,51 @@ void *emulated_shared() { return m.shared; }
 
 /* ---- checks ---- */
 
-/* For every 4 bytes of shared memory: the threads that last wrote and read it, and the generations
- * of the block and the warp then.  Generations only increase, so that accesses of earlier blocks
- * are recognized.  reader -2: threads of several warps. */
-struct shadow { int16_t writer, reader; uint32_t write_block, write_warp, read_block, read_warp; };
+/* The generations of a thread's block, warpgroup and warp.  They only increase, so that accesses of
+ * earlier blocks are recognized. */
+struct moment { uint32_t block, group, warp; };
+static moment moment_of(int thread)
+{
+    return { m.generation, m.groups[thread / WARPGROUP].generation, m.warps[thread / 32].generation };
+}
+
+/* For every 4 bytes of shared memory: the threads that last wrote and read it, and when.  reader
+ * -2: threads of several warps. */
+struct shadow { int16_t writer, reader; moment write, read; };
 static shadow *shadows;
 static bool checking;                   /* a kernel of a device with debug_sync runs */
 
-/* Whether the access of thread `other` at (block, warp) is ordered before the current one. */
-static bool ordered(int other, uint32_t block, uint32_t warp_generation, int me)
+/* Whether the access of thread `other` at this moment is ordered before the current one, of thread
+ * `me` now. */
+static bool ordered(int other, const moment &at, int me, const moment &now)
 {
-    return other == me || block != m.generation ||
-           (other / 32 == me / 32 && warp_generation != m.warps[me / 32].generation);
+    return other == me || at.block != now.block || (other / WARPGROUP == me / WARPGROUP && at.group != now.group) ||
+           (other / 32 == me / 32 && at.warp != now.warp);
 }
 
 static void check_shared(size_t at, size_t n, bool write)
 {
     const int me = (int)m.self->id.thread.x;
-    const uint32_t warp_generation = m.warps[me / 32].generation;
+    const moment now = moment_of(me);
     for (size_t i = at / 4; i <= (at + n - 1) / 4; i++) {
         shadow *s = &shadows[i];
-        const bool written = s->write_block >= m.first_generation, was_read = s->read_block >= m.first_generation;
-        if (written && !ordered(s->writer, s->write_block, s->write_warp, me))
+        const bool written = s->write.block >= m.first_generation, was_read = s->read.block >= m.first_generation;
+        if (written && !ordered(s->writer, s->write, me, now))
             return complain("race: %s of byte %zu of shared memory, which thread %d wrote without a barrier between",
                             write ? "write" : "read", 4 * i, s->writer);
         if (write) {
-            if (was_read && (s->reader == -2 ? s->read_block == m.generation
-                                             : !ordered(s->reader, s->read_block, s->read_warp, me)))
+            if (was_read && (s->reader == -2 ? s->read.block == now.block : !ordered(s->reader, s->read, me, now)))
                 return complain("race: write of byte %zu of shared memory, which thread %d read without a barrier between", 4 * i, s->reader);
             s->writer = (int16_t)me;
-            s->write_block = m.generation;
-            s->write_warp = warp_generation;
+            s->write = now;
         } else {
             if (!written)
                 return complain("read of byte %zu of shared memory, which no thread has written", 4 * i);
             /* If several warps have read, reader is -2.  Within a warp the last reader stands for
              * all readers before the warp's next collective. */
-            const bool first = !was_read || s->read_block != m.generation;
+            const bool first = !was_read || s->read.block != now.block;
             s->reader = first || (s->reader >= 0 && s->reader / 32 == me / 32) ? (int16_t)me : (int16_t)-2;
-            s->read_block = m.generation;
-            s->read_warp = warp_generation;
+            s->read = now;
         }
     }
 }
@@ -267,11 +291,10 @@ static void check_atomic(const void *address, size_t n)
     if (at + n > m.shared_size)
         return complain("atomic of %zu bytes at %zu of %zu bytes of shared memory", n, at, m.shared_size);
     for (size_t i = at / 4; i <= (at + n - 1) / 4; i++) {
-        if (shadows[i].writer != ATOMIC || shadows[i].write_block != m.generation)
+        if (shadows[i].writer != ATOMIC || shadows[i].write.block != m.generation)
             check_shared(4 * i, 4, false), check_shared(4 * i, 4, true);
         shadows[i].writer = ATOMIC;
-        shadows[i].write_block = m.generation;
-        shadows[i].write_warp = 0;
+        shadows[i].write = { m.generation, 0, 0 };
     }
 }
 
@@ -452,6 +475,7 @@ static void run_block(dim3 block, dim3 grid, int threads)
         warp *w = &m.warps[i / 32];
         w->n = i % 32 + 1;
         w->n_done = w->arrived = 0;
+        m.groups[i / WARPGROUP].arrived = 0;
     }
     while (m.n_done < threads) {
         bool any = false;

@@ -9,6 +9,7 @@
 #include "gpu/backend/internal.h"
 #include "gpu/kernels/operations.h"
 #include "gpu/time/launch_time.h"
+#include "libcommon/model/arch.h"
 
 enum {
     TABLE_SIZE = 32768,         /* bytes of a codebook in shared memory */
@@ -118,21 +119,31 @@ static void add_matvec(struct walk *w, const char *what, const struct mat *const
     add(w, l);
 }
 
-static void add_hopper(struct walk *w, const char *what, const struct mat *const *all, int n_mats)
+/* pair: gate and up with their activation. */
+static void add_hopper(struct walk *w, const char *what, const struct mat *const *all, int n_mats, int pair)
 {
     enum { TOKENS = GPU_HOPPER_TOKENS, SHARED = 1024 + 4 * (TOKENS * 128 + 16),
-           END_CYCLES = 6000 /* to store 256 rows */ };
+           EXCHANGED = 32 * 1024 /* bytes of a warpgroup of gate and up */,
+           /* to store 256 rows; to exchange sums, at 128 bytes a cycle, and to compute activations
+            * of 128 rows, with 44 instructions of a lane for each */
+           END_CYCLES = 6000, EXCHANGE_CYCLES = 2 * 2 * EXCHANGED / 128, ACTIVATIONS = 128 * TOKENS / 32 * 44 };
     const struct mat *m = all[0];
     const int by_tokens = (int)ceil_of(w->n, TOKENS);
+    const double end = pair ? EXCHANGE_CYCLES + ACTIVATIONS / (4 * w->g->issue_share) : END_CYCLES;
     int narrow = 0, wide = 0;
     for (int i = 0; i < n_mats; i++) {
         narrow += (int)ceil_of(all[i]->n_tiles, 4) * by_tokens;
         wide += (int)ceil_of(all[i]->n_tiles, 8) * by_tokens;
     }
+    if (pair) {                         /* a tile has as many rows of both */
+        narrow = (int)ceil_of(m->n_tiles, 2) * by_tokens;
+        wide = (int)ceil_of(m->n_tiles, 4) * by_tokens;
+    }
     const int groups = gpu_hopper_groups((int)m->type, narrow, wide, w->g->n_sms), tiles = groups == 1 ? narrow : wide;
     struct timed_launch l = { .kernel = "matmul_hopper", .what = what, .part = TIMED_LINEAR, .wgmma = 1,
                               .blocks = (unsigned)(tiles < w->g->n_sms ? tiles : w->g->n_sms),
-                              .threads = groups == 2 ? 384 : 160, .shared = SHARED };
+                              .threads = groups == 2 ? 384 : 160,
+                              .shared = SHARED + (size_t)(pair ? groups * EXCHANGED : 0) };
     int registers;
     const double each = instructions(w, "matmul-hopper", m->type, "", "90a", &registers),
                  turns = ceil((double)tiles / l.blocks), padded = turns * l.blocks;
@@ -145,7 +156,9 @@ static void add_hopper(struct walk *w, const char *what, const struct mat *const
     l.issue = padded * groups * 4 * each * n_steps(m) / 2;
     l.l2_bytes = padded * (groups * 4 * (double)m->tile_bytes + 2.0 * TOKENS * m->cols_padded);
     l.setup_memory = 1;
-    l.setup_cycles = turns * END_CYCLES * groups / 2;
+    l.setup_cycles = turns * end * groups / 2;
+    /* first weights of all warps: two steps */
+    l.early = 2.0 * groups * 4 * (double)m->tile_bytes / n_steps(m);
     add(w, l);
 }
 
@@ -288,7 +301,7 @@ static void linear(struct walk *w, const char *what, const struct linear *const 
         else if (by_matvec(w))
             add_matvec(w, what, m, n_mats, 0);
         else if (by_hopper(w))
-            add_hopper(w, what, m, n_mats);
+            add_hopper(w, what, m, n_mats, 0);
         else
             for (int k = 0; k < n_mats; k++)
                 add_matmul(w, what, m[k]);
@@ -443,10 +456,13 @@ static void mlp_up(struct walk *w, const struct layer *l, int size)
     const int n = gated ? 2 : 1;
     const struct mat *const both[2] = { &to[0]->w, n == 2 ? &to[1]->w : NULL };
     const int split = n == 2 && by_split_hopper(w, both[0]) && both[0]->type == QT_NL4;
-    if (!in_floats(to[0]) && (by_matvec(w) || split) && !in_floats(&l->down) && !l->mlp_sub_norm.present &&
+    const int hopper = n == 2 && by_hopper(w) && w->m->config.act == CONFIG_ACT_SILU;
+    if (!in_floats(to[0]) && (by_matvec(w) || split || hopper) && !in_floats(&l->down) && !l->mlp_sub_norm.present &&
         (n == 1 || alike(both[0], both[1]))) {
         if (split)
             add_split(w, "gate up", both, n, SPLIT_MLP);
+        else if (hopper)
+            add_hopper(w, "gate up", both, n, 1);
         else
             add_matvec(w, "gate up", both, n, n == 2);
         return;

@@ -725,6 +725,69 @@ static void gate_up(void **state)
     }
 }
 
+/* Gate and up with their activation in one launch for many tokens: the bits of a product of both
+ * and gpu_act_mul, in blocks of one and of two warpgroups (emulated: on 4 multiprocessors), and
+ * with f16 copies. */
+static void gate_up_many(void **state)
+{
+    (void)state;
+    enum { N = 140, MOST = 500, PADDED = 512, COLS = 160 };
+    static const struct { enum qtype type; int rows, biased, groups; } cases[] = {
+        { QT_NL4, 70, 1, 1 }, { QT_NL4, MOST, 0, 2 }, { QT_I8, MOST, 1, 2 }, { QT_BF16, 1, 0, 2 },
+    };
+    struct rng r = { 15 };
+    struct gpu_linear l = { .w = { { .type = QT_NL4 } }, .n_mats = 2, .n_tokens = N, .scale = 1, .finish = GPU_MLP,
+                            .wgmma = 1, .act_stride = COLS, .act_out_stride = PADDED };
+    if (!gpu_matmul_hopper_takes(device, &l))
+        skip();
+    const size_t size = N * PADDED * sizeof(uint16_t);
+    float *x = malloc(N * COLS * sizeof *x), bias[MOST];
+    uint16_t *want = malloc(size), *got = malloc(size);
+    for (int i = 0; i < N * COLS; i++)
+        x[i] = uniform(&r, -1, 1);
+    uint16_t *act = pack_act(x, N, COLS, COLS, GPU_ACT_TILES);
+    l.act = to_device(act, N * COLS * 2);
+    void *out[2] = { on_device(size), on_device(size) };
+    for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
+        struct mat m[2];
+        uint8_t *data[2];
+        const int rows = cases[c].rows;
+        for (int i = 0; i < 2; i++) {
+            for (int j = 0; j < rows; j++)
+                bias[j] = uniform(&r, -1, 1);
+            data[i] = random_mat(&m[i], cases[c].type, 32, rows, COLS, &r);
+            l.w[i] = gpu_mat_of(&m[i], to_device(data[i], m[i].size));
+            l.to[i] = (struct gpu_output){ cases[c].biased ? to_device(bias, sizeof bias) : NULL,
+                                           on_device(N * MOST * 4), rows };
+        }
+        const int narrow = (m[0].n_tiles + 1) / 2 * 2, wide = (m[0].n_tiles + 3) / 4 * 2;
+        assert_int_equal(gpu_hopper_groups((int)cases[c].type, narrow, wide, 4), cases[c].groups);
+        for (int copies = 0; copies < 2 && (!copies || cases[c].type != QT_BF16); copies++) {
+            for (int i = 0; copies && i < 2; i++) {
+                uint8_t *copy = on_device(gpu_decoded_size(l.w[i].type, l.w[i].n_tiles, l.w[i].n_steps));
+                OK(gpu_decode(device, &l.w[i], copy, &why));
+                l.w[i] = gpu_decoded(&l.w[i], copy);
+            }
+            for (int i = 0; i < 2; i++)
+                OK(gpu_fill(device, GPU_COMPUTE, out[i], 0xff, size, &why));
+            l.finish = GPU_STORE;
+            OK(gpu_matmul(device, &l, &why));
+            OK(gpu_act_mul(device, l.to[0].out, l.to[1].out, N, rows, l.function, NULL, out[0], PADDED, GPU_ACT_TILES,
+                           &why));
+            l.finish = GPU_MLP;
+            l.act_out = out[1];
+            OK(gpu_matmul(device, &l, &why));
+            from_device(want, out[0], size);
+            from_device(got, out[1], size);
+            assert_memory_equal(got, want, size);
+        }
+        free(data[0]), free(data[1]);
+    }
+    l.function = ACT_RELU2;
+    assert_int_equal(gpu_matmul_hopper_takes(device, &l), 0);
+    free(act), free(got), free(want), free(x);
+}
+
 /* A norm that adds the sums of parts of k: the bits of the launch that adds them itself, and of the
  * norm of its own. */
 static void parts_in_norm(void **state)
@@ -933,7 +996,7 @@ int main(void)
         cmocka_unit_test(every_count), cmocka_unit_test(together), cmocka_unit_test(endings), cmocka_unit_test(normed),
         cmocka_unit_test(divided),
         cmocka_unit_test(many), cmocka_unit_test(parts_of_k), cmocka_unit_test(split), cmocka_unit_test(gate_up),
-        cmocka_unit_test(parts_in_norm),
+        cmocka_unit_test(gate_up_many), cmocka_unit_test(parts_in_norm),
         cmocka_unit_test(neighbours), cmocka_unit_test(refused),
         cmocka_unit_test(embedding), cmocka_unit_test(heads),
     };
