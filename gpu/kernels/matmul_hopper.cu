@@ -9,8 +9,10 @@
  *          in matmul.cu.  Weights come from global memory into registers, two steps (32 k) ahead,
  *          and are decoded there into the operand A; a step is decoded while the products of the
  *          previous step run.  Activations are the operand B: one more warp makes the copy engine
- *          load 64 k x 128 tokens at a time, four stages ahead; barriers in shared memory count
- *          the bytes that have arrived and the warps that have read a stage
+ *          load 64 k x 128 tokens at a time, up to ten stages ahead; barriers in shared memory
+ *          count the bytes that have arrived and the warps of a warpgroup that have read a stage.
+ *          The second warpgroup follows the first one at a distance of eight stages, so that they
+ *          do not reach the end of a tile at the same time
  * gate up  two warps of a warpgroup have 64 rows of gate, the others the same rows of up.  In the
  *          end they exchange half of their sums through shared memory
  *
@@ -20,21 +22,23 @@
  * shared   256 for B (each m64n128k16 reads 4 KB, 128 bytes a cycle), 64 to write B, 40 for the
  *          weights on their way through L1: 70 %.  A codebook in shared memory, as
  *          matmul.cu has it, would add 128: so the values of nl4 are chosen by prmt in registers
- * issue    counted in the machine code of nvcc 13.0: a warp has 318 instructions for 64 k, so the
- *          two warps of a scheduler take 318 issue slots for 32 k: 62 %.  Some 165 of them use the
+ * issue    counted in the machine code of nvcc 13.0: a warp has 320 instructions for 64 k, so the
+ *          two warps of a scheduler take 320 issue slots for 32 k: 63 %.  Some 165 of them use the
  *          integer pipe, which accepts one every other cycle: 330 cycles, 64 %.  No spills; ptxas
- *          serialises no wgmma.  Of blocks of one warpgroup a scheduler has one warp, whose 159
+ *          serialises no wgmma.  Of blocks of one warpgroup a scheduler has one warp, whose 160
  *          instructions must end within the 320 cycles that its 32 k of 128 rows take
  * L2       8.7 KB of weights and 16 KB of activations for 64 k: 24 bytes a cycle, 17 at the aimed
  *          rate; the usual f16 tiles (128 x 256) take 48
- * ends     at the end of a tile of 4096 k (65,500 cycles) 128 KB of results are stored: 4,000 to
- *          8,000 cycles without products, while the copies of the next tile continue.  Gate and up
- *          store a quarter of that, but have 44 instructions for an activation (counted in the
- *          machine code): 7,500 cycles at the share of issue slots that is reached, and 1,000 to
- *          exchange 64 KB of sums
- * limit    tensor cores.  Aim: 0.70 of their peak at 4096 tokens; the ends alone cost 8 to 11 %,
- *          the last wave of 512 tiles on 132 multiprocessors 3 %.  Matrices that read the same
- *          activations share the last wave
+ * ends     at the end of a tile of 4096 k (65,500 cycles) a warpgroup stores 64 KB of results:
+ *          2,000 to 4,000 cycles without products.  Of gate and up it stores a quarter of that, but
+ *          has 44 instructions for an activation (counted in the machine code): 5,600 cycles for a
+ *          warp that issues every other cycle, and 500 to exchange 32 KB of sums.  Meanwhile the
+ *          other warpgroup has the tensor cores alone, and multiplies its last eight stages in
+ *          5,120 cycles at the aimed rate; then the first one begins the next tile as many stages
+ *          earlier.  So ends of gate and up cost 1,000 cycles of a tile (2 %), others only those of
+ *          the last tile
+ * limit    tensor cores.  Aim: 0.70 of their peak at 4096 tokens.  The last wave of 512 tiles on
+ *          132 multiprocessors costs 3 %; matrices that read the same activations share it
  * checked  tests/unit/t-gpu-matmul.c, emulated bit for bit against matmul.cu */
 #include "gpu/kernels/act_map.cuh"
 #include "gpu/kernels/operations.h"
@@ -43,12 +47,13 @@
 #include "gpu/rt/launch.cuh"
 
 enum {
-    TOKENS = GPU_HOPPER_TOKENS, STAGE_STEPS = 2, STAGE_BYTES = TOKENS * STAGE_STEPS * 64, STAGES = 4,
+    TOKENS = GPU_HOPPER_TOKENS, STAGE_STEPS = 2, STAGE_BYTES = TOKENS * STAGE_STEPS * 64, STAGES = 10,
+    LEAD = GPU_HOPPER_LEAD,     /* the number of stages that the first of two warpgroups is ahead */
     /* number of tiles of tokens that are computed before the next tile of rows, so that weights and
      * activations stay in L2 */
     TOGETHER = 16,
     ALIGN = 1024,               /* alignment of a stage, at which the pattern of the swizzle repeats */
-    SHARED_BYTES = ALIGN + STAGES * (STAGE_BYTES + 2 * 8),
+    SHARED_BYTES = ALIGN + STAGES * (STAGE_BYTES + 3 * 8),
     HALF = TOKENS / 4,          /* half of the sums of a lane and a product */
 };
 /* Shared memory that gate and up need in addition: room for the sums that their warps exchange. */
@@ -101,7 +106,7 @@ template <int TYPE> DEVICE void decode(operands a, const raw_step<TYPE> &raw, in
 /* The shared memory of a block. */
 struct stages {
     uint8_t *data;                      /* [STAGES][TOKENS][128 bytes], swizzled */
-    /* [STAGES]: the bytes have arrived; all consumer warps have read them */
+    /* [STAGES]: the bytes have arrived; [GROUPS][STAGES]: the warps of a group have read them */
     uint64_t *full, *empty;
     float4 *room;                       /* [warp][2 * HALF / 4][lane], of gate and up: sums that are exchanged */
 };
@@ -144,7 +149,8 @@ template <int GROUPS> DEVICE void produce(const gpu_linear &l, const tensor_map 
         const int token = tile_at(w, i).token * TOKENS;
         for (int stage = 0; stage < n_stages; stage++, n++) {
             const unsigned slot = n % STAGES, round = n / STAGES;
-            barrier_wait(&s.empty[slot], (int)(round & 1) ^ 1);         /* returns at once in the first round */
+            for (int group = 0; group < GROUPS; group++)        /* returns at once in the first round */
+                barrier_wait(&s.empty[group * STAGES + slot], (int)(round & 1) ^ 1);
             barrier_expect(&s.full[slot], STAGE_BYTES);
             tensor_load(s.data + slot * STAGE_BYTES, act, stage * STAGE_STEPS * 32, token, &s.full[slot]);
         }
@@ -237,23 +243,27 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, last = m.n_steps - 1,
               n_stages = (m.n_steps + STAGE_STEPS - 1) / STAGE_STEPS, n_work = w.n_rows * w.n_tokens;
     const uint32_t base = shared_address(s.data);
+    uint64_t *const empty = s.empty + threadIdx.x / 128 * STAGES;
     float c[2][64] = {};
     operands a[STAGE_STEPS];
     raw_step<TYPE> raw[STAGE_STEPS];
-    unsigned n = 0;                     /* number of stages read so far */
+    int slot = 0, before = 0, parity = 0;       /* of the stage, and of the one before */
     tile_part next = tile_part_of<TYPE, GROUPS>(l, w, blockIdx.x, raw);
     wait_for_prerequisites();
+    if (GROUPS == 2 && threadIdx.x >= 128)      /* the other warpgroup has read LEAD stages */
+        barrier_wait(&s.empty[min(LEAD + 0, n_stages) - 1], 0);
     for (int i = blockIdx.x; i < n_work; i += gridDim.x) {
         const tile_part now = next;
-        for (int stage = 0; stage < n_stages; stage++, n++) {
-            const uint64_t b = wgmma_tile(base + n % STAGES * STAGE_BYTES);
+        for (int stage = 0; stage < n_stages; stage++) {
+            const uint64_t b = wgmma_tile(base + slot * STAGE_BYTES);
 #pragma unroll
             /* beyond the last step, the last step's weights are multiplied by activations of 0 */
             for (int step = 0; step < STAGE_STEPS; step++) {
                 decode<TYPE>(a[step], raw[step], t);
                 load_step<TYPE>(raw[step], now.data, m, min((stage + 1) * STAGE_STEPS + step, last), g, t);
                 if (step == 0)
-                    barrier_wait(&s.full[n % STAGES], (int)(n / STAGES & 1));
+                    barrier_wait(&s.full[slot], parity);
+                __syncwarp();           /* a lane may leave its wait later */
                 wgmma_fence();
 #pragma unroll
                 for (int p = 0; p < 2; p++)
@@ -265,12 +275,17 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
                  * then, and after the first step of a stage the previous stage, too. */
                 wgmma_wait<1>();
                 if (step == 0 && stage > 0 && lane == 0)
-                    barrier_arrive(&s.empty[(n - 1) % STAGES]);
+                    barrier_arrive(&empty[before]);
+            }
+            before = slot;
+            if (++slot == STAGES) {
+                slot = 0;
+                parity ^= 1;
             }
         }
         wgmma_wait<0>();
         if (lane == 0)
-            barrier_arrive(&s.empty[(n - 1) % STAGES]);
+            barrier_arrive(&empty[before]);
         if (i + (int)gridDim.x < n_work)
             next = tile_part_of<TYPE, GROUPS>(l, w, i + gridDim.x, raw);
         const finish_rows f = finish_begin<TYPE>(l, l.to[now.which], now.data, (now.there ? now.tile : 0) * 32 + 4 * g,
@@ -295,12 +310,12 @@ void matmul_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map act)
     s.data = shared + (ALIGN - shared_address(shared) % ALIGN) % ALIGN;
     s.full = reinterpret_cast<uint64_t *>(s.data + STAGES * STAGE_BYTES);
     s.empty = s.full + STAGES;
-    s.room = reinterpret_cast<float4 *>(s.empty + STAGES);
+    s.room = reinterpret_cast<float4 *>(s.empty + 2 * STAGES);
     if (threadIdx.x == 0) {
-        for (int i = 0; i < STAGES; i++) {
+        for (int i = 0; i < STAGES; i++)
             barrier_init(&s.full[i], 1);
-            barrier_init(&s.empty[i], GROUPS * 4);
-        }
+        for (int i = 0; i < GROUPS * STAGES; i++)
+            barrier_init(&s.empty[i], 4);
         barrier_fence();
     }
     __syncthreads();

@@ -96,7 +96,7 @@ int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
  * share the activations.  One is chosen if rounds of half as many rows end sooner; for other
  * formats than nl4 it is not compiled, to save compile time.  narrow, wide: the number of tiles of
  * 128 and of 256 rows in a launch. */
-enum { GPU_HOPPER_TOKENS = 128 };
+enum { GPU_HOPPER_TOKENS = 128, GPU_HOPPER_LEAD = 8 /* stages of 64 k from the second one to the first */ };
 static inline int gpu_hopper_groups(int type, int narrow, int wide, int n_sms)
 {
     const int rounds = (narrow + n_sms - 1) / n_sms, of_two = (wide + n_sms - 1) / n_sms;

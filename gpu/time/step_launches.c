@@ -122,14 +122,16 @@ static void add_matvec(struct walk *w, const char *what, const struct mat *const
 /* pair: gate and up with their activation. */
 static void add_hopper(struct walk *w, const char *what, const struct mat *const *all, int n_mats, int pair)
 {
-    enum { TOKENS = GPU_HOPPER_TOKENS, SHARED = 1024 + 4 * (TOKENS * 128 + 16),
+    enum { TOKENS = GPU_HOPPER_TOKENS, SHARED = 1024 + 10 * (TOKENS * 128 + 24),
            EXCHANGED = 32 * 1024 /* bytes of a warpgroup of gate and up */,
-           /* to store 256 rows; to exchange sums, at 128 bytes a cycle, and to compute activations
-            * of 128 rows, with 44 instructions of a lane for each */
-           END_CYCLES = 6000, EXCHANGE_CYCLES = 2 * 2 * EXCHANGED / 128, ACTIVATIONS = 128 * TOKENS / 32 * 44 };
+           /* of a warpgroup: to store 128 rows; to exchange sums, at 128 bytes a cycle, and to
+            * compute activations of 64 rows, with 44 instructions of a lane for each and a warp
+            * that issues every other cycle */
+           STORE_CYCLES = 3000, EXCHANGE_CYCLES = 2 * EXCHANGED / 128,
+           ACTIVATION_CYCLES = 64 * TOKENS / 128 * 44 * 2 };
     const struct mat *m = all[0];
     const int by_tokens = (int)ceil_of(w->n, TOKENS);
-    const double end = pair ? EXCHANGE_CYCLES + ACTIVATIONS / (4 * w->g->issue_share) : END_CYCLES;
+    const double end = pair ? EXCHANGE_CYCLES + ACTIVATION_CYCLES : STORE_CYCLES;
     int narrow = 0, wide = 0;
     for (int i = 0; i < n_mats; i++) {
         narrow += (int)ceil_of(all[i]->n_tiles, 4) * by_tokens;
@@ -156,7 +158,10 @@ static void add_hopper(struct walk *w, const char *what, const struct mat *const
     l.issue = padded * groups * 4 * each * n_steps(m) / 2;
     l.l2_bytes = padded * (groups * 4 * (double)m->tile_bytes + 2.0 * TOKENS * m->cols_padded);
     l.setup_memory = 1;
-    l.setup_cycles = turns * end * groups / 2;
+    /* while the first warpgroup ends a tile, the second one multiplies the stages of its lead */
+    const double stage = 64.0 * 128 * TOKENS * 2 * w->g->n_sms * w->g->clock / (w->g->tensor * w->g->wgmma_share),
+                 hidden = groups == 2 ? stage * fmin(GPU_HOPPER_LEAD, n_steps(m) / 2.0) : 0;
+    l.setup_cycles = end + (turns - 1) * fmax(end - hidden, 0);
     /* first weights of all warps: two steps */
     l.early = 2.0 * groups * 4 * (double)m->tile_bytes / n_steps(m);
     add(w, l);

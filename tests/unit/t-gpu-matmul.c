@@ -165,7 +165,8 @@ static void matmul_hopper(void **state)
 {
     (void)state;
     static const int sizes[][3] = { { 1, 1, 1 }, { 33, 100, 130 }, { 300, 352, 140 }, { 31, 33, 3 }, { 32, 32, 8 },
-                                    { 70, 1100, 17 }, { 128, 128, 128 }, { 600, 96, 129 }, { 1000, 96, 129 } };
+                                    { 70, 1100, 17 }, { 128, 128, 128 }, { 600, 96, 129 }, { 1000, 96, 129 },
+                                    { 1000, 1100, 130 } };
     static const enum qtype types[] = { QT_I4, QT_I4M, QT_I4Z, QT_I8, QT_I8R, QT_F16, QT_BF16 };
     if (!has_wgmma())
         return;
