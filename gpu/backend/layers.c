@@ -192,6 +192,21 @@ static int norm_after(const struct gpu_backend *b, int index, int half, const st
     return dweights_need(b->w, index, e);
 }
 
+/* Can gpu_choose compute the router's outputs itself? */
+static int chooses_at_once(const struct gpu_backend *b, const struct dlayer *l)
+{
+    return b->n <= GPU_MATVEC_TOKENS && l->router.w.type == QT_F32 &&
+           (!b->m->config.moe.shared_gate || l->shared_router.w.type == QT_F32);
+}
+
+/* Does the router compute the norm of its input?  *o: the norm. */
+static int router_norms(const struct gpu_backend *b, const struct dlayer *l, int index, struct gpu_norm *o)
+{
+    *o = norm_of(b, &l->mlp_norm, b->x, b->act, b->hf);
+    return b->m->config.ff[index] == FF_MOE && b->m->config.block == BLOCK_SEQUENTIAL && b->n <= GPU_NORM_TOKENS &&
+           chooses_at_once(b, l) && gpu_norm_in_registers(o);
+}
+
 /* *o: the norm that the launch that ends a half of a layer computes as well.  Returns 0 with o->x
  * NULL if there is none, or it needs its own launch. */
 static int norm_at_end(struct gpu_backend *b, int index, int half, struct gpu_norm *o, struct err *e)
@@ -202,8 +217,9 @@ static int norm_at_end(struct gpu_backend *b, int index, int half, struct gpu_no
         return -1;
     if (!norm)
         return 0;
+    const int left = half == TP_MIXER && router_norms(b, dweights_layer(b->w, index), index, o);
     *o = norm_of(b, norm, b->x, b->act, b->hf);
-    if (!gpu_norm_in_registers(o)) {
+    if (left || !gpu_norm_in_registers(o)) {
         o->x = NULL;
         return 0;
     }
@@ -336,15 +352,8 @@ static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, c
 
 /* ---- mixtures of experts ---- */
 
-/* Can gpu_choose compute the router's outputs itself? */
-static int chooses_at_once(const struct gpu_backend *b, const struct dlayer *l)
-{
-    return b->n <= GPU_MATVEC_TOKENS && l->router.w.type == QT_F32 &&
-           (!b->m->config.moe.shared_gate || l->shared_router.w.type == QT_F32);
-}
-
 /* Compute the router's outputs of r->n tokens, from token t on; at_once: let gpu_choose do it. */
-static int run_router(struct gpu_backend *b, const struct dlayer *l, const struct input *in, int t, int few,
+static int run_router(struct gpu_backend *b, const struct dlayer *l, int index, const struct input *in, int t, int few,
                       int at_once, struct gpu_route *r, struct err *e)
 {
     struct gpu_linear o = begin(b, in, GPU_STORE, 1, 0);
@@ -367,6 +376,8 @@ static int run_router(struct gpu_backend *b, const struct dlayer *l, const struc
     r->x = o.x;
     r->ldx = o.ldx;
     r->arrived = b->arrived;
+    if (!router_norms(b, l, index, &r->norm))
+        r->norm.x = NULL;
     return 0;
 }
 
@@ -393,7 +404,7 @@ static int run_route(struct gpu_backend *b, const struct dlayer *l, int index, c
         r.choice.id += t * top_k;
         r.choice.weight += t * top_k;
         r.choice.shared = m->shared_gate ? b->choice.shared + t : NULL;
-        if (run_router(b, l, in, t, few, at_once, &r, e) < 0 || gpu_choose(b->g, &r, e) < 0)
+        if (run_router(b, l, index, in, t, few, at_once, &r, e) < 0 || gpu_choose(b->g, &r, e) < 0)
             return -1;
     }
     r.n = b->n;
@@ -895,6 +906,8 @@ static int run_second(struct gpu_backend *b, int index, struct err *e)
         return add_mixed(b, l, index, e);
     if (c->ff[index] == FF_NONE)
         return 0;
+    struct gpu_norm norm;
+    b->normed = router_norms(b, l, index, &norm) ? &l->mlp_norm : b->normed;
     return run_norm(b, &l->mlp_norm, b->x, b->act, b->hf, &in, e) < 0 ? -1 : run_ff(b, l, index, &in, e);
 }
 

@@ -159,9 +159,12 @@ struct gpu_route {
     float *part; int n_parts; size_t part_stride; int ld;
     /* n_mats > 0: gpu_choose first computes these outputs, as gpu_matmul_f32 with n_parts splits
      * would: the products of the router, and of the shared router if there are two matrices, with x
-     * [n][ldx]; both are f32, n <= GPU_MATVEC_TOKENS.  arrived: a counter, 0 before and after */
+     * [n][ldx]; both are f32, n <= GPU_MATVEC_TOKENS.  arrived: a counter, 0 before and after.
+     * norm.x not NULL: instead of x, the products are with the rows of this norm, which are also
+     * stored; n <= GPU_NORM_TOKENS, and gpu_norm_in_registers() allows it */
     struct gpu_mat w[2]; const float *bias[2]; int n_mats;
     const float *x; int ldx;
+    struct gpu_norm norm;
     unsigned *arrived;
     const float *correction;            /* [n_experts] or NULL */
     const int32_t *pos;                 /* [n]; below 0: the token chooses nothing */
@@ -237,8 +240,8 @@ int gpu_norm_in_registers(const struct gpu_norm *o);
 /* Add the sums of parts of k to the rows, and norm them, if gpu_norm_in_registers() allows it;
  * o->rows is NULL. */
 int gpu_norm_parts(struct gpu *g, const struct gpu_norm *o, const struct gpu_part_sums *s, struct err *e);
-/* Most tokens whose norm the last block of a matrix computes, row after row: with more a launch of
- * its own is faster (calculated, gpu/time). */
+/* Most tokens whose norm the last block of a matrix or each block of a router computes, row after
+ * row: with more a launch of its own is faster (calculated, gpu/time). */
 enum { GPU_NORM_TOKENS = 4 };
 
 /* act [n][act_stride] = f(gate) * up, or f(gate) if up is NULL.  If out is not NULL, the result is

@@ -2,7 +2,9 @@
  * weights, pairs of token and expert sorted into tiles of work; and the weighted sum of results.
  *
  * Up to 16 tokens: one launch also multiplies by a router of type f32.  Its blocks each store one
- * part of the outputs of 32 experts; the block that stores the last part chooses and sorts.
+ * part of the outputs of 32 experts; the block that stores the last part chooses and sorts.  Up to
+ * 4 tokens: each block also norms the inputs, which saves the block that ends the launch before a
+ * fence, a count and the load of the row; one block stores them.
  *
  * shapes   router outputs [n_parts][n][ld] f32 -> ids and weights [n * top_k], tiles for the
  *          kernels of experts; results [n * top_k][cols] f32 -> [n][cols]
@@ -21,6 +23,7 @@
  * checked  tests/unit/t-gpu-experts.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/experts.cuh"
+#include "gpu/prim/norm.cuh"
 #include "gpu/prim/order.cuh"
 #include "gpu/rt/launch.cuh"
 
@@ -573,13 +576,25 @@ DEVICE void add_part(const gpu_route &r, float *room)
     const gpu_mat &m = r.w[which];
     float *x = room + (size_t)warp * r.n * 32, *sums = room + (size_t)WARPS * r.n * 32, w[32];
     const float *data = reinterpret_cast<const float *>(m.data + (size_t)tile * m.tile_bytes) + step * 1024 + lane;
+    const int k = step * 32 + lane, here = k < m.cols;
+    const float factor = r.norm.w && here ? r.norm.w[k] + r.norm.offset : 1;
 #pragma unroll
     for (int i = 0; i < 32; i++)
         w[i] = step < m.n_steps ? data[32 * i] : 0;
     wait_for_prerequisites();           /* the weights are under way meanwhile */
-    for (int t = 0; t < r.n; t++)
-        x[32 * t + lane] = step * 32 + lane < m.cols ? r.x[(size_t)t * r.ldx + step * 32 + lane] : 0;
-    __syncwarp();
+    if (r.norm.x) {
+        for (int t = 0; t < r.n; t++) {
+            const float *const row = r.norm.x + (size_t)t * r.norm.ldx, mine = here ? row[k] : 0;
+            row_runs<BLOCK> v;
+            load_runs<BLOCK>(v, row, r.norm.cols, 0);
+            x[32 * t + lane] = mine * norm_inverse<BLOCK>(v, r.norm, sums) * factor;
+        }
+        __syncthreads();                /* the sums of squares are read */
+    } else {
+        for (int t = 0; t < r.n; t++)
+            x[32 * t + lane] = here ? r.x[(size_t)t * r.ldx + k] : 0;
+        __syncwarp();
+    }
 #pragma unroll 2
     for (int t = 0; t < r.n; t++) {
         float sum = 0;
@@ -600,7 +615,8 @@ DEVICE void add_part(const gpu_route &r, float *room)
     }
 }
 
-/* The block that stores the last part chooses. */
+/* The block that stores the last part chooses; the first one stores normed rows, for the kernels
+ * that follow. */
 __global__ __launch_bounds__(BLOCK) void route_kernel(gpu_route r)
 {
     launch_dependents();
@@ -608,6 +624,9 @@ __global__ __launch_bounds__(BLOCK) void route_kernel(gpu_route r)
     add_part(r, room);
     if (last_block(r.arrived, gridDim.x * gridDim.y, reinterpret_cast<unsigned *>(room)))
         choose_tokens(r, room + 4, 0, 1);
+    if (r.norm.x && blockIdx.x + blockIdx.y == 0)
+        for (int t = 0; t < r.n; t++)
+            norm_in_registers<BLOCK>(r.norm, t, room);
 }
 
 __global__ __launch_bounds__(BLOCK) void sort_kernel(gpu_route r)

@@ -138,7 +138,7 @@ __global__ __launch_bounds__(NORM_THREADS, 1) void norm_parts_kernel(struct gpu_
             }
             *reinterpret_cast<float4 *>(x + k) = make_float4(v[i][j], v[i][j + 1], v[i][j + 2], v[i][j + 3]);
         }
-    norm_runs_of(v, w, o, row, room);
+    norm_runs_of<NORM_THREADS>(v, w, o, row, room);
 }
 
 /* Whether rows of ld floats from p on begin at multiples of 16 bytes. */

@@ -397,10 +397,23 @@ static int norm_follows(const struct walk *w, int index, int mixed)
     const struct norm *next = norm_after(w, index, mixed);
     return next && next->present && !next->b && c->norm != NORM_LAYER && GPU_NORM_TAKES(c->hidden_size);
 }
+/* Follows chooses_at_once(). */
+static int chooses_at_once(const struct walk *w, const struct layer *l)
+{
+    return w->n <= GPU_MATVEC_TOKENS && l->router.w.type == QT_F32 &&
+           (!w->m->config.moe.shared_gate || l->shared_router.w.type == QT_F32);
+}
+/* Follows router_norms(). */
+static int router_norms(const struct walk *w, int index)
+{
+    const struct layer *l = &w->m->layers[index];
+    return w->m->config.ff[index] == FF_MOE && w->n <= GPU_NORM_TOKENS && chooses_at_once(w, l) &&
+           norm_follows(w, index, 1);
+}
 /* Follows norm_at_end(). */
 static int norm_at_end(const struct walk *w, int index, int mixed)
 {
-    return w->n <= GPU_NORM_TOKENS && norm_follows(w, index, mixed);
+    return w->n <= GPU_NORM_TOKENS && norm_follows(w, index, mixed) && !(mixed && router_norms(w, index));
 }
 
 /* Let the last block of the last launch norm the residual. */
@@ -524,7 +537,7 @@ static double choose_cycles(const struct walk *w, int sort)
 }
 
 /* Router, choice and sort in one launch (route.cu). */
-static void add_route(struct walk *w, const struct layer *l)
+static void add_route(struct walk *w, const struct layer *l, int norms)
 {
     enum { WARPS = 8 };
     const struct moe *m = &w->m->config.moe;
@@ -546,17 +559,24 @@ static void add_route(struct walk *w, const struct layer *l)
     t.early = WARPS * STEP_WORDS * sizeof(float);
     t.setup_l2 = 3;
     t.setup_cycles = 64 + 150.0 * w->n + choose_cycles(w, 1) * ceil(w->n / 8.0);
+    if (norms) {                        /* all rows, of which each block needs all columns */
+        const double row = 4.0 * w->m->config.hidden_size;
+        t.bytes += row;
+        t.l2_bytes += (t.blocks + 2.0) * w->n * row;
+        t.setup_l2 += w->n - 1;
+        t.setup_cycles += w->n * SUM_CYCLES;
+    }
     add(w, t);
 }
 
-static void route(struct walk *w, const struct layer *l)
+static void route(struct walk *w, const struct layer *l, int index)
 {
     const struct moe *m = &w->m->config.moe;
     const int few = w->n <= MAX_GRAPH_TOKENS, sort = w->n <= GPU_MATVEC_TOKENS;
     enum { WARPS = 8 };
     const struct mat *mats[2] = { &l->router.w, &l->shared_router.w };
-    if (sort && mats[0]->type == QT_F32 && (!m->shared_gate || mats[1]->type == QT_F32)) {
-        add_route(w, l);
+    if (chooses_at_once(w, l)) {
+        add_route(w, l, router_norms(w, index));
         return;
     }
     add_f32(w, "router", mats, m->shared_gate ? 2 : 1, w->n, few ? (int)GPU_SPLITS(n_steps(&l->router.w)) : 0);
@@ -677,7 +697,7 @@ static void mixture(struct walk *w, const struct layer *l, int index)
                        up[0]->tile_bytes != up[1]->tile_bytes;
     void (*const run)(struct walk *, const char *, const struct mat *const *, int) =
         floats ? expert_floats : by_matvec(w) ? expert_matvec : expert_matmul;
-    route(w, l);
+    route(w, l, index);
     if (c->moe.shared_size) {
         mlp_up(w, l, c->moe.shared_size);
         linear(w, "down", (const struct linear *const[]){ &l->down }, 1);
@@ -894,6 +914,7 @@ static void layer(struct walk *w, int index)
     if (c->block != BLOCK_SEQUENTIAL) {
         residual(w, "o", &l->o, &l->attn_post_norm, index, 1);
     } else if (c->ff[index] != FF_NONE) {
+        w->normed |= router_norms(w, index);
         input_norm(w, &l->mlp_norm);
         feed_forward(w, l, index);
     }

@@ -319,8 +319,35 @@ static void splits(void **state)
     free(got), free(data);
 }
 
-/* gpu_choose gives the same bits if it computes the outputs itself, and leaves its counter at 0. */
-static void check_at_once(int n, int n_experts, int inputs, int shared)
+/* A norm of n rows of x, with memory for the result. */
+static struct gpu_norm norm_of(const float *x, int n, int cols, struct rng *g)
+{
+    float *w = malloc((size_t)cols * sizeof *w);
+    for (int i = 0; i < cols; i++)
+        w[i] = uniform(g, 0.5f, 1.5f);
+    const struct gpu_norm o = { .present = 1, .w = to_device(w, (size_t)cols * 4), .eps = 1e-5f, .offset = 0.25f,
+                                .x = to_device(x, (size_t)(n * cols) * 4), .ldx = cols,
+                                .out = on_device((size_t)(n * cols) * 4), .ldo = cols,
+                                .act = on_device((size_t)(n * (cols + 31)) * 2), .act_stride = (cols + 31) / 32 * 32,
+                                .order = GPU_ACT_LANES, .n = n, .cols = cols };
+    free(w);
+    return o;
+}
+
+static void same_rows(const struct gpu_norm *a, const struct gpu_norm *b)
+{
+    const size_t out = (size_t)(a->n * a->cols) * 4, act = (size_t)(a->n * a->act_stride) * 2;
+    char *x = malloc(out), *y = malloc(out);
+    from_device(x, a->out, out), from_device(y, b->out, out);
+    assert_memory_equal(x, y, out);
+    from_device(x, a->act, act), from_device(y, b->act, act);
+    assert_memory_equal(x, y, act);
+    free(x), free(y);
+}
+
+/* gpu_choose gives the same bits if it computes the outputs itself, and with norms also its inputs;
+ * it leaves its counter at 0. */
+static void check_at_once(int n, int n_experts, int inputs, int shared, int norms)
 {
     enum { CHOICES = 6, MOST_EXPERTS = 70 };
     struct rng g = { (uint64_t)(n + inputs) };
@@ -350,6 +377,16 @@ static void check_at_once(int n, int n_experts, int inputs, int shared)
                             .n_splits = parts, .split_stride = stride, .to = { { r.bias[0], r.part, ld },
                                                                                { NULL, r.part + n_experts, ld } } };
     r.choice.shared = shared ? r.choice.shared : NULL;
+    const struct gpu_norm apart = norms ? norm_of(x, n, inputs, &g) : (struct gpu_norm){ .x = NULL };
+    if (norms) {
+        OK(gpu_norm(device, &apart, &why));
+        l.x = apart.out;
+        r.x = NULL;                     /* is not read */
+        r.norm = apart;
+        r.norm.out = on_device((size_t)(n * inputs) * 4);
+        r.norm.act = on_device((size_t)(n * (inputs + 31)) * 2);
+        assert_true(gpu_norm_in_registers(&r.norm));
+    }
     int32_t id[2][GPU_MATVEC_TOKENS * CHOICES];
     float weight[2][GPU_MATVEC_TOKENS * CHOICES], of_shared[2][GPU_MATVEC_TOKENS] = { 0 };
     OK(gpu_matmul_f32(device, &l, &why));
@@ -373,6 +410,8 @@ static void check_at_once(int n, int n_experts, int inputs, int shared)
     assert_memory_equal(id[1], id[0], (size_t)n_pairs * 4);
     assert_memory_equal(weight[1], weight[0], (size_t)n_pairs * 4);
     assert_memory_equal(of_shared[1], of_shared[0], (size_t)n * 4);
+    if (norms)
+        same_rows(&apart, &r.norm);
     unsigned left;
     from_device(&left, r.arrived, sizeof left);
     assert_int_equal(left, 0);
@@ -382,9 +421,12 @@ static void check_at_once(int n, int n_experts, int inputs, int shared)
 static void at_once(void **state)
 {
     (void)state;
-    check_at_once(1, 70, 600, 1);
-    check_at_once(5, 9, 40, 0);
-    check_at_once(16, 33, 256, 1);
+    check_at_once(1, 70, 600, 1, 0);
+    check_at_once(5, 9, 40, 0, 0);
+    check_at_once(16, 33, 256, 1, 0);
+    check_at_once(1, 70, 600, 1, 1);
+    check_at_once(4, 9, 40, 0, 1);
+    check_at_once(2, 33, 5000, 0, 1);
 }
 
 /* ---- products ---- */
