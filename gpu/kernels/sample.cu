@@ -5,7 +5,9 @@
  *          block finds the largest logit of its part, and of a row the block that ends last draws.
  *          1024 threads (128 for a small vocabulary)
  * moves    the row from L2, where the head has just stored it: once to find the largest logit; by
- *          the last block once to draw, and up to three times for each of top_k and top_p
+ *          the last block twice to draw.  With top_k or top_p, once to count tokens by their keys,
+ *          and once to gather those in question in shared memory, where they are chosen and drawn;
+ *          only if they are more than 2048, up to three times for each of top_k and top_p
  * limit    latencies: of a row of 152 thousand 75 blocks read 8 KB each, and then the last block
  *          waits for a fence, a counter and the other parts: about 1400 cycles (calculated).  One
  *          block would read the row in 11 us, as it does for each time that it draws
@@ -23,17 +25,20 @@
 #include "libcommon/base/philox.h"
 
 enum { THREADS = 1024, FEW_THREADS = 128, MAX_WARPS = THREADS / 32, BINS = 2048, LANE_BINS = BINS / 32,
-       LEVELS = 3 };
+       LEVELS = 3, FIRST_SHIFT = 21 /* of a key to its bin at the first level */, LIST = 2048 };
 #define NO_KEY 0xffffffffu
 #define UNIT 67108864.0f                /* 2^26 keys are 1 */
 
 struct sample_room {
     unsigned long long amount[BINS], lane_amount[32], warp_mass[MAX_WARPS], before, total;
     gpu_sample_part best[MAX_WARPS];
-    unsigned count[BINS], warp_ties[MAX_WARPS], bin;
+    unsigned count[BINS], warp_ties[MAX_WARPS], bin, n_listed;
+    uint32_t key[LIST];                 /* of tokens in question, in order of ids */
+    int32_t id[LIST];
 };
 
-struct sample_row { const float *x; int n; float most, temperature, min_p; };
+/* key, id: a list of n tokens; NULL: all of the row. */
+struct sample_row { const float *x; int n; float most, temperature, min_p; const uint32_t *key; const int32_t *id; };
 
 /* The kept tokens: all with a key below `key`, and of those with this key the first `ties`, in
  * order of ids. */
@@ -41,6 +46,8 @@ struct sample_cut { uint32_t key; unsigned long long ties; };
 
 DEVICE uint32_t token_key(const sample_row &r, int i)
 {
+    if (r.key)
+        return r.key[i];
     const float d = (r.most - r.x[i]) / r.temperature;
     return d < 28.4f ? (uint32_t)(d * UNIT) : NO_KEY;
 }
@@ -143,17 +150,90 @@ DEVICE void find_bin(sample_room *room, unsigned long long wanted, double fracti
     }
 }
 
+/* List the tokens that may be among the first `wanted` ones or, with fraction > 0, have that
+ * fraction of the mass of all, unless they are too many.  Returns the number or the mass. */
+DEVICE unsigned long long list_tokens(sample_room *room, sample_row *r, unsigned long long wanted, double fraction)
+{
+    enum { TOGETHER = 8 };
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, n_warps = blockDim.x / 32;
+    for (int i = threadIdx.x; i < BINS; i += blockDim.x)
+        room->amount[i] = 0, room->count[i] = 0;
+    __syncthreads();
+#pragma unroll 8
+    for (int i = threadIdx.x; i < r->n; i += blockDim.x) {
+        const uint32_t key = token_key(*r, i);
+        if (key == NO_KEY)
+            continue;
+        atomicAdd(&room->amount[key >> FIRST_SHIFT], fraction > 0 ? mass_of(key) : 1);
+        atomicAdd(&room->count[key >> FIRST_SHIFT], 1u);
+    }
+    __syncthreads();
+    if (warp == 0) {
+        find_bin(room, wanted, fraction);
+        __syncwarp();                   /* the bin is there */
+        unsigned long long n = 0;
+        for (int i = lane; i <= (int)room->bin; i += 32)
+            n += room->count[i];
+        n = warp_sum64(n);
+        if (lane == 0)
+            room->n_listed = (unsigned)n;
+    }
+    __syncthreads();                    /* the bin and the number are there */
+    wanted = room->total;
+    if (room->n_listed > LIST)
+        return wanted;
+    const uint32_t bound = (room->bin + 1) << FIRST_SHIFT;
+    int listed = 0;
+    for (int base = 0; base < r->n; base += TOGETHER * blockDim.x) {
+        const int first = base + warp * TOGETHER * 32 + lane;
+        uint32_t key[TOGETHER], kept[TOGETHER];
+        int mine = 0;
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++)
+            key[j] = first + 32 * j < r->n ? token_key(*r, first + 32 * j) : NO_KEY;
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            kept[j] = __ballot_sync(FULL_WARP, key[j] < bound);
+            mine += bits_set(kept[j]);
+        }
+        if (lane == 0)
+            room->warp_ties[warp] = mine;
+        __syncthreads();                /* the counts of all warps are there */
+        int at = listed;
+        for (int w = 0; w < n_warps; w++) {
+            at += w < warp ? room->warp_ties[w] : 0;
+            listed += room->warp_ties[w];
+        }
+#pragma unroll
+        for (int j = 0; j < TOGETHER; j++) {
+            const int to = at + bits_set(kept[j] & ((1u << lane) - 1));
+            if (key[j] < bound) {
+                room->key[to] = key[j];
+                room->id[to] = first + 32 * j;
+            }
+            at += bits_set(kept[j]);
+        }
+        __syncthreads();                /* the counts are read */
+    }
+    r->key = room->key;
+    r->id = room->id;
+    r->n = listed;
+    return wanted;
+}
+
 /* Of the tokens that `within` keeps, find the cut that keeps the fewest and still has the wanted
- * amount: `wanted` tokens or, with fraction > 0, that fraction of their mass.  The keys are
- * searched digit by digit; the search ends early at a bin with one token, which is kept. */
+ * amount: `wanted` tokens or, with fraction > 0, as much mass; wanted 0: that fraction of the mass.
+ * The keys are searched digit by digit; the search ends early at a bin with one token, which is
+ * kept. */
 DEVICE sample_cut select(sample_room *room, const sample_row &r, const sample_cut &within, unsigned long long wanted,
                          double fraction)
 {
+    const double share = wanted ? 0 : fraction;
     uint32_t prefix = 0, bin = 0;
     unsigned long long before = 0;
     for (int level = 0, shift = 32; level < LEVELS; level++) {
         const int above = shift;
-        shift = level == 0 ? 21 : level == 1 ? 11 : 0;
+        shift = level == 0 ? FIRST_SHIFT : level == 1 ? 11 : 0;
         const uint32_t mask = level == 2 ? 2047 : 1023;
         for (int i = threadIdx.x; i < BINS; i += blockDim.x)
             room->amount[i] = 0, room->count[i] = 0;
@@ -173,7 +253,7 @@ DEVICE sample_cut select(sample_room *room, const sample_row &r, const sample_cu
         }
         __syncthreads();
         if (threadIdx.x < 32)
-            find_bin(room, wanted - before, level ? 0 : fraction);
+            find_bin(room, wanted - before, level ? 0 : share);
         __syncthreads();
         bin = room->bin;
         wanted = level ? wanted : room->total;
@@ -238,7 +318,7 @@ DEVICE int draw(sample_room *room, const sample_row &r, const sample_cut &cut, u
         begin += i * piece;
         end = min(begin + piece, end);
         if (end - begin <= 1)
-            return begin;
+            return r.id ? r.id[begin] : begin;
     }
 }
 
@@ -262,12 +342,16 @@ __global__ __launch_bounds__(THREADS) void sample_kernel(struct gpu_sample o)
     }
     int token = d.top_k < 0 || best.key == NO_LOGIT || best.key == BAD_LOGIT ? -1 : best.at;
     if (token >= 0 && d.temperature > 0) {
-        const sample_row r = { x, o.vocab, of_key(best.key), d.temperature, d.min_p };
+        const bool counts = d.top_k > 0 && d.top_k < o.vocab;
+        sample_row r = { x, o.vocab, of_key(best.key), d.temperature, d.min_p, nullptr, nullptr };
         sample_cut cut = { NO_KEY, 0 };
-        if (d.top_k > 0 && d.top_k < o.vocab)
+        unsigned long long wanted = 0;
+        if (counts || d.top_p < 1)
+            wanted = list_tokens(room, &r, counts ? d.top_k : 0, counts ? 0 : d.top_p);
+        if (counts)
             cut = select(room, r, cut, d.top_k, 0);
         if (d.top_p < 1)
-            cut = select(room, r, cut, 0, d.top_p);
+            cut = select(room, r, cut, counts ? 0 : wanted, d.top_p);
         token = draw(room, r, cut, philox_u64((uint64_t)d.seed[1] << 32 | d.seed[0], (uint64_t)d.n[1] << 32 | d.n[0]));
     }
     if (threadIdx.x == 0)

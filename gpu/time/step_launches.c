@@ -941,7 +941,7 @@ static void begin(struct walk *w)
 /* The logits of n tokens, and a token drawn from each as the most likely one. */
 static void end(struct walk *w, int n)
 {
-    enum { AT_ONCE = 8 /* loads of a thread */, ROOM = 25496, REDUCE = 250 };
+    enum { AT_ONCE = 8 /* loads of a thread */, ROOM = 41880, REDUCE = 250 };
     const struct config *c = &w->m->config;
     const struct linear *head = &w->m->head;
     model_norm(w, "final norm", &w->m->final_norm, n, c->hidden_size);
