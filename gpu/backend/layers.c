@@ -337,7 +337,7 @@ static int run_mlp_up(struct gpu_backend *b, const struct dlayer *l, int size, c
         if (by_matvec(b))
             return (fused.code && round_act(b, in, gate->w.cols, e) < 0) || run_matvec(b, &fused, e) < 0 ? -1 : 0;
         const int split = by_split(b);
-        if (!fused.code && fused.wgmma &&
+        if (!fused.code && !in_fp8(b, gate) && fused.wgmma &&
             (split ? gpu_matmul_split_hopper_takes(b->g, &fused) : gpu_matmul_hopper_takes(b->g, &fused)))
             return split ? gpu_matmul_split(b->g, &fused, e) : gpu_matmul(b->g, &fused, e);
     }

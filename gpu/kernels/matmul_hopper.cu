@@ -357,7 +357,8 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
 
 /* The formats that this kernel takes, for more than TOKENS tokens: with fewer a tile would be half
  * empty.  This bound is calculated, as above, not measured. */
-#define EACH_TAKEN(f) f(QT_NL4) f(QT_I4) f(QT_I4M) f(QT_I4Z) f(QT_I8) f(QT_I8R) f(QT_F16) f(QT_BF16)
+#define EACH_TAKEN(f) \
+    f(QT_NL4) f(QT_I4) f(QT_I4M) f(QT_I4Z) f(QT_I8) f(QT_I8R) f(QT_FP8) f(QT_MXFP8) f(QT_F16) f(QT_BF16)
 #define IS(type) case type:
 #define RUN(type) case type: return run_type<type>(g, l, e);
 

@@ -8,7 +8,9 @@
 #include "libcommon/engine/backend.h"
 #include "tests/unit/tiny.h"
 
-#pragma weak emulated_fail              /* a GPU has no injected faults */
+#pragma weak emulated_fail              /* a GPU has no injected faults, and does not tell its
+                                         * launches */
+#pragma weak emulated_watch
 
 enum { N = 3, LEN = 22, N_BLOCKS = 32, MAX_TOKENS = 64 };
 
@@ -194,6 +196,12 @@ static void strict(void **state)
     model_close(m);
 }
 
+static void count_fp8(void *user, const char *kernel, unsigned blocks, int threads, size_t shared)
+{
+    (void)blocks, (void)threads, (void)shared;
+    *(int *)user += strcmp(kernel, "matmul_fp8_hopper") == 0;
+}
+
 /* A prompt of more than 128 tokens with fp8 activations, of a model with fp8 matrices, one of which
  * shares its input with one in i8: compared with exact results.  E4M3 rounds to 4 bits, which
  * costs several hundredths of the largest logit. */
@@ -230,8 +238,15 @@ static void fp8(void **state)
         void *b = open_with(d, m, &o);
         assert_int_equal(strstr(d->describe(b), "fp8 activations") != NULL, way == 2);
         logits[way] = malloc((FIRST + 1) * vocab * sizeof *logits[way]);
+        int n_fp8 = 0;
+        if (emulated_watch)
+            emulated_watch(count_fp8, &n_fp8);
         run(d, b, (struct batch_item){ .tokens = prompt, .n_tokens = FIRST, .table = blocks, .n_logits = FIRST },
             logits[way]);
+        if (emulated_watch) {           /* all matrices of both layers but one */
+            emulated_watch(NULL, NULL);
+            assert_int_equal(n_fp8, way == 2 ? 13 : 0);
+        }
         run(d, b, (struct batch_item){ .tokens = prompt + FIRST, .n_tokens = 1, .pos = FIRST, .table = blocks,
                                        .n_logits = 1 }, logits[way] + FIRST * vocab);
         d->close(b);
