@@ -93,14 +93,15 @@ static inline struct gpu_matvec_blocks gpu_matvec_divide(int n_tiles, int n_step
 int gpu_matmul_hopper(struct gpu *g, const struct gpu_linear *l, struct err *e);
 int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
 /* The warpgroups of its blocks.  Each takes 128 rows x GPU_HOPPER_TOKENS tokens at a time, and two
- * share the activations.  One is chosen if rounds of half as many rows end sooner; for other
- * formats than nl4 it is not compiled, to save compile time.  narrow, wide: the number of tiles of
- * 128 and of 256 rows in a launch. */
+ * share the activations.  One is chosen if rounds of half as many rows end sooner, though nothing
+ * hides its ends, and it loads more activations: these cost it up to an eighth of its time
+ * (calculated).  For other formats than nl4 it is not compiled, to save compile time.  narrow,
+ * wide: the number of tiles of 128 and of 256 rows in a launch. */
 enum { GPU_HOPPER_TOKENS = 128, GPU_HOPPER_LEAD = 8 /* stages of 64 k from the second one to the first */ };
 static inline int gpu_hopper_groups(int type, int narrow, int wide, int n_sms)
 {
     const int rounds = (narrow + n_sms - 1) / n_sms, of_two = (wide + n_sms - 1) / n_sms;
-    return type == QT_NL4 && rounds < 2 * of_two ? 1 : 2;
+    return type == QT_NL4 && 8 * rounds < 7 * 2 * of_two ? 1 : 2;
 }
 /* Multiply f32 activations of any number of tokens by up to three matrices of any type, with the
  * weights as stored.  GPU_MLP is not supported. */
