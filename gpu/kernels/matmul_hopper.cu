@@ -89,13 +89,13 @@ template <int TYPE> DEVICE void decode(operands a, const raw_step<TYPE> &raw, in
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         uint32_t v[4];
-        if (TYPE == QT_NL4) {
+        if constexpr (TYPE == QT_NL4) {
             /* s / 16 of the int8 scale s: (1024 + 128 + s) / 16 - 72, exactly */
             const uint32_t s = half_fma(prmt(raw.scale.x ^ 0x80808080u, 0x64646464u,
                                                 (uint32_t)(i | 4 << 4 | i << 8 | 4 << 12)), 0x2c002c00u, 0xd480d480u);
             decode_nl4(v, word_of(raw.code[0], i), s, half_mul(s, 0xe480e480u));
         } else {
-            decode_row<TYPE>(v, raw, i, t, nullptr);
+            decode_row<TYPE>(v, raw, i, t, no_table());
         }
 #pragma unroll
         for (int k = 0; k < 4; k++)
@@ -358,7 +358,8 @@ template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, stru
 /* The formats that this kernel takes, for more than TOKENS tokens: with fewer a tile would be half
  * empty.  This bound is calculated, as above, not measured. */
 #define EACH_TAKEN(f) \
-    f(QT_NL4) f(QT_I4) f(QT_I4M) f(QT_I4Z) f(QT_I8) f(QT_I8R) f(QT_FP8) f(QT_MXFP8) f(QT_F16) f(QT_BF16)
+    f(QT_NL4) f(QT_I4) f(QT_I4M) f(QT_I4Z) f(QT_I8) f(QT_I8R) f(QT_FP8) f(QT_MXFP8) f(QT_NVFP4) f(QT_MXFP4) \
+    f(QT_F16) f(QT_BF16)
 #define IS(type) case type:
 #define RUN(type) case type: return run_type<type>(g, l, e);
 

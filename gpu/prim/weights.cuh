@@ -194,7 +194,13 @@ struct wide_table { const uint8_t *entries; uint32_t lane; };
 struct lane_table { const uint8_t *copy; };
 #endif
 
+/* In place of a codebook: codes are converted.  E2M1 only. */
+struct no_table {};
+template <class TABLE> constexpr bool CONVERTS = false;
+template <> constexpr bool CONVERTS<no_table> = true;
+
 /* The entry of byte j of w. */
+DEVICE uint32_t look_up(const no_table &, uint32_t, int) { return 0; }
 DEVICE uint32_t look_up(const uint32_t *table, uint32_t w, int j) { return table[(w >> 8 * j & 0xff) << 5]; }
 DEVICE uint32_t look_up(const wide_table &table, uint32_t w, int j)
 {
@@ -219,14 +225,22 @@ DEVICE uint32_t look_up(const lane_table &table, uint32_t w, int j)
 #endif
 }
 
-/* The values of codes, before scale and extra.  TABLE: const uint32_t *, wide_table or
- * lane_table. */
+/* The values of codes, before scale and extra.  TABLE: const uint32_t *, wide_table, lane_table or
+ * no_table. */
 template <int TYPE, class TABLE> DEVICE void decode_codes(uint32_t v[4], const raw_step<TYPE> &r, int i, int t,
                                                           const TABLE &table)
 {
     typedef format<TYPE> f;
     const uint32_t w = word_of(r.code[0], i), w1 = word_of(r.code[1 % f::raw], i);
-    if (f::table) {
+    if (f::table && CONVERTS<TABLE>) {
+        /* a code in the highest bits of a half: its sign, and three places lower an f16 of 2^-14
+         * times the value */
+        static_assert(!f::table || !CONVERTS<TABLE> || f::book == BOOK_e2m1, "other codes need a codebook");
+        for (int j = 0; j < 4; j++) {
+            const uint32_t h = prmt(w << 4, w, (uint32_t)(j | j << 4 | (4 + j) << 8 | (4 + j) << 12));
+            v[j] = half_mul((h & 0x80008000u) | (h >> 3 & 0x0e000e00u), 0x74007400u);
+        }
+    } else if (f::table) {
         uint32_t b = w;                 /* byte j: the codes of k = j (low half) and j + 4 */
         if (f::bits < 4) {
             const uint32_t c = w >> 4 * (t & 1);

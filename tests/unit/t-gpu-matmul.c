@@ -167,7 +167,8 @@ static void matmul_hopper(void **state)
     static const int sizes[][3] = { { 1, 1, 1 }, { 33, 100, 130 }, { 300, 352, 140 }, { 31, 33, 3 }, { 32, 32, 8 },
                                     { 70, 1100, 17 }, { 128, 128, 128 }, { 600, 96, 129 }, { 1000, 96, 129 },
                                     { 1000, 1100, 130 } };
-    static const enum qtype types[] = { QT_I4, QT_I4M, QT_I4Z, QT_I8, QT_I8R, QT_FP8, QT_MXFP8, QT_F16, QT_BF16 };
+    static const enum qtype types[] = { QT_I4, QT_I4M, QT_I4Z, QT_I8, QT_I8R, QT_FP8, QT_MXFP8, QT_MXFP4, QT_F16,
+                                         QT_BF16 };
     if (!has_wgmma())
         return;
     for (size_t s = 0; s < sizeof sizes / sizeof *sizes; s++)
@@ -178,6 +179,8 @@ static void matmul_hopper(void **state)
                 check(types[t], g, sizes[s][0], sizes[s][1], sizes[s][2], HOPPER);
     check(QT_I8R, 32, 300, 352, 140, HOPPER);
     check(QT_FP8, 128, 300, 352, 140, HOPPER);
+    check(QT_NVFP4, 16, 300, 352, 140, HOPPER);
+    check(QT_MXFP4, 32, 300, 352, 140, HOPPER);
     check(QT_BF16, 32, 300, 352, 140, HOPPER);
     /* The kernel for each operand. */
     struct gpu_linear l = { .w = { { .type = QT_NL4 } }, .n_tokens = 129 };
