@@ -1,8 +1,8 @@
 /* split_blocks.cuh - the blocks of matmul_split.cu and matmul_split_hopper.cu: the rows and the
  * part of k that a block takes, and the sums of its warps and of the parts.
  *
- * A block has ROW_TILES tiles of 32 rows, and two warps for each of them.  Each warp takes half of
- * the block's part: four of every eight steps (32 k). */
+ * A block has ROW_TILES tiles of 32 rows, and two warps for each of them.  In matmul_split.cu each
+ * warp takes half of the block's part: four of every eight steps (32 k). */
 #ifndef ZSE_GPU_PRIM_SPLIT_BLOCKS_CUH
 #define ZSE_GPU_PRIM_SPLIT_BLOCKS_CUH
 
@@ -69,10 +69,14 @@ DEVICE void exchange(half_sums<TOKENS> &y, const float (&c)[2][TOKENS / 2], floa
         }
 }
 
+/* Four of the sums of a lane. */
+template <int N> DEVICE float *four_of(float (&y)[N], int i) { return y + 4 * i; }
+template <int N> DEVICE float *four_of(float (&y)[2][N], int i) { return y[i / (N / 4)] + i % (N / 4) * 4; }
+
 /* Store the sums of the block's part.  Returns true in the block that is the last to store; y is
- * the sum over all parts there. */
-template <int TOKENS, int ROW_TILES>
-DEVICE bool add_parts(half_sums<TOKENS> &y, const gpu_linear &l, unsigned *flag, const split_block<ROW_TILES> &at,
+ * the sum over all parts there.  y: TOKENS / 2 sums of each lane. */
+template <int TOKENS, class SUMS, int ROW_TILES>
+DEVICE bool add_parts(SUMS &y, const gpu_linear &l, unsigned *flag, const split_block<ROW_TILES> &at,
                       int n_parts, int warp, int lane)
 {
     constexpr int WARPS = 2 * ROW_TILES;
@@ -82,7 +86,7 @@ DEVICE bool add_parts(half_sums<TOKENS> &y, const gpu_linear &l, unsigned *flag,
     float4 *mine = all + (size_t)at.part * WARPS * N * 32;
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        const float *v = y[i / (N / 2)] + i % (N / 2) * 4;
+        const float *v = four_of(y, i);
         mine[i * 32] = make_float4(v[0], v[1], v[2], v[3]);
     }
     __threadfence();
@@ -97,7 +101,7 @@ DEVICE bool add_parts(half_sums<TOKENS> &y, const gpu_linear &l, unsigned *flag,
     __threadfence();
 #pragma unroll
     for (int i = 0; i < N; i++) {
-        float *v = y[i / (N / 2)] + i % (N / 2) * 4;
+        float *v = four_of(y, i);
         v[0] = v[1] = v[2] = v[3] = 0;
     }
 #pragma unroll 2
@@ -105,7 +109,7 @@ DEVICE bool add_parts(half_sums<TOKENS> &y, const gpu_linear &l, unsigned *flag,
 #pragma unroll
         for (int i = 0; i < N; i++) {
             const float4 add = all[((size_t)z * WARPS * N + i) * 32];
-            float *v = y[i / (N / 2)] + i % (N / 2) * 4;
+            float *v = four_of(y, i);
             v[0] += add.x, v[1] += add.y, v[2] += add.z, v[3] += add.w;
         }
     return true;

@@ -206,7 +206,7 @@ static void add_split(struct walk *w, const char *what, const struct mat *const 
     const int tokens = w->n <= 32 ? 32 : 64, by_tokens = (int)ceil_of(w->n, tokens), table = has_table(m[0]),
               hopper = by_split_hopper(w, m[0]), wide = tokens == 32 && !hopper, pair = ends == SPLIT_MLP,
               /* activations of split_hopper with their barriers */
-              ring = 3 * 1024 + 8 * tokens * 256,
+              ring = 2 * 1024 + 8 * tokens * 256,
               tiles = hopper ? GPU_SPLIT_HOPPER_TILES : GPU_SPLIT_TILES, warps = 2 * tiles, loads = loads_of(m[0]);
     int units = pair ? gpu_split_hopper_units(2 * m[0]->n_tiles) : 0;
     for (int i = 0; !pair && i < n_mats; i++)
@@ -241,9 +241,11 @@ static void add_split(struct walk *w, const char *what, const struct mat *const 
      * written while the first weights are on their way */
     l.setup_l2 = ends != SPLIT_PARTS;
     l.alone_l2 = parts > 1 && ends != SPLIT_PARTS ? 3 : 0;
-    /* the halves of a block exchange sums, those of half the tokens */
-    l.setup_cycles = sums / l.blocks * 2 / SHARED_CYCLE;
-    /* first weights of all warps: four steps, or two of i8 */
+    /* half of the sums pass shared memory: warps of up give theirs to those of gate, lanes of
+     * split_hopper exchange them, halves of a block of matmul_split exchange both halves' */
+    l.setup_cycles = sums / l.blocks / SHARED_CYCLE *
+                     (!hopper ? 2 : ends == SPLIT_MLP ? 1 : ends == SPLIT_PARTS ? 0 : 0.5);
+    /* first weights of all warps: a stage, or half of one of i8 */
     if (hopper)
         l.early = fmin(longest, 1) * GPU_SPLIT_STAGE / loads * tiles * (double)m[0]->tile_bytes / n_steps(m[0]);
     /* the block that stores last loads the sums of all parts, two at a time */

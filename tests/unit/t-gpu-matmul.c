@@ -597,10 +597,9 @@ static void split(void **state)
     enum { MOST = 128, ROWS = 70, LDO = 140, MATS = 3 };
     static const int n_rows[MATS] = { ROWS, 1, 2 * ROWS }, n_tokens[] = { MOST, 17, 70 };
     /* with and without a rest of the stages of 256 columns, and of the units of 128 */
-    static const struct { enum qtype type; int cols; } cases[] = {
-        { QT_I4Z, 100 }, { QT_I8R, 256 }, { QT_F16, 300 }, { QT_I8, 300 }, { QT_I8, 1400 },
-        { QT_NL4, 1400 }, { QT_NL4, 512 }, { QT_NL4, 640 },
-        { QT_M2, 800 },
+    static const struct { enum qtype type; int cols, group; } cases[] = {
+        { QT_I4Z, 100, 32 }, { QT_I8R, 256, 32 }, { QT_F16, 300, 32 }, { QT_I8, 300, 64 }, { QT_I8, 1400, 32 },
+        { QT_I8, 1400, 128 }, { QT_NL4, 1400, 32 }, { QT_NL4, 512, 32 }, { QT_NL4, 640, 32 }, { QT_M2, 800, 32 },
     };
     struct rng r = { 11 };
     float *first = malloc(2 * MATS * MOST * LDO * sizeof *first), *out = malloc(MOST * LDO * sizeof *out),
@@ -620,7 +619,7 @@ static void split(void **state)
                                 .tickets = on_device(GPU_SPLIT_TICKETS * sizeof *l.tickets) };
         OK(gpu_fill(device, GPU_COMPUTE, l.tickets, 0, GPU_SPLIT_TICKETS * sizeof *l.tickets, &why));
         for (int i = 0; i < MATS; i++) {
-            data[i] = random_mat(&m[i], cases[k].type, 32, n_rows[i], cols, &r);
+            data[i] = random_mat(&m[i], cases[k].type, cases[k].group, n_rows[i], cols, &r);
             l.w[i] = gpu_mat_of(&m[i], to_device(data[i], m[i].size));
             l.to[i] = (struct gpu_output){ .out = on_device(MOST * LDO * 4), .ldo = LDO };
         }
