@@ -7,8 +7,9 @@
  *   barriers   one that is not 8-byte aligned, not initialized, or not made visible to the copy
  *              engine; more arrivals or bytes than announced; a wait that never ends
  *   copies     to an address that is not 1024-byte aligned or outside shared memory; over bytes
- *              that another copy or a product in flight uses, or that were not read since the last
- *              copy; in flight when the block ends
+ *              that another copy or a product in flight uses, that were not read since the last
+ *              copy, or that products have read of which no barrier has told the copying thread;
+ *              in flight when the block ends
  *   products   by less than 4 whole warps; descriptors that differ within them, or that are not
  *              those of wgmma_tile (offsets, alignment, bounds); of bytes that no copy brought, or
  *              whose barrier one of the threads has not waited for; without a fence after accesses
@@ -26,8 +27,25 @@ namespace {
 
 enum { WARPGROUP = 128, COLUMNS = 128 /* most */, MAX_BARRIERS = 32, MAX_REGISTERS = 16, PIECE = 16, PATTERN = 1024 };
 
-/* n_phases: number of phases that have ended; shown: it is visible to the copy engine */
-struct barrier { uint32_t at; bool shown; int count, pending; long bytes; unsigned n_phases, generation; };
+enum { WARP = 32, WARPS = EMULATED_THREADS / WARP, WARPGROUPS = EMULATED_THREADS / WARPGROUP };
+
+/* The number of products that each warp has waited for, as far as a thread knows. */
+struct knowledge {
+    size_t waited[WARPS];
+
+    void learn(const knowledge &from)
+    {
+        for (int w = 0; w < WARPS; w++)
+            waited[w] = from.waited[w] > waited[w] ? from.waited[w] : waited[w];
+    }
+};
+
+/* n_phases: number of phases that have ended; shown: it is visible to the copy engine; told, known:
+ * by the arrivals of this phase, and by those of the phases that have ended */
+struct barrier {
+    uint32_t at; bool shown; int count, pending; long bytes; unsigned n_phases, generation;
+    knowledge told, known;
+};
 
 /* A tensor map of the emulation. */
 struct hopper_map { uint64_t base, stride; int cols, rows, box_rows; uint32_t magic; };
@@ -36,8 +54,11 @@ enum : uint32_t { MAGIC = 0x746d6170 };
 struct copy { hopper_map m; uint32_t to; int x, y, barrier; };
 
 /* State of 16 bytes of shared memory: the barrier and the phase of the copy that brings or has
- * brought them, and whether they were read since. */
-struct shared_piece { enum { NOTHING, UNDER_WAY, THERE } state; int barrier; unsigned phase; bool was_read; };
+ * brought them, whether they were read since, and by which product of each warpgroup last (its
+ * index + 1). */
+struct shared_piece {
+    enum { NOTHING, UNDER_WAY, THERE } state; int barrier; unsigned phase; bool was_read; uint32_t reader[WARPGROUPS];
+};
 
 struct product { int accumulator; const uint32_t *a[WARPGROUP]; uint64_t b; int add, n_columns, e4m3; };
 /* The registers of an accumulator in every lane, and their values while they are poisoned. */
@@ -61,6 +82,7 @@ struct thread {
     bool fenced;
     size_t n_begun, n_waited;           /* numbers of products */
     std::vector<size_t> groups;         /* products started before each commit */
+    knowledge known;
 };
 
 std::vector<barrier> barriers;
@@ -84,6 +106,7 @@ void end_phase_if_over(barrier *b)
     if (b->pending || b->bytes)
         return;
     b->pending = b->count;
+    b->known.learn(b->told);
     b->n_phases++;
     b->generation++;
 }
@@ -106,7 +129,8 @@ void land(const copy &c)
             }
             const uint32_t to = swizzled(c.to + 128u * (uint32_t)row + 16u * (uint32_t)i);
             memcpy(shared_at(to), v, 16);
-            pieces[to / PIECE] = { shared_piece::THERE, c.barrier, barriers[(size_t)c.barrier].n_phases + 1, false };
+            pieces[to / PIECE] = { shared_piece::THERE, c.barrier, barriers[(size_t)c.barrier].n_phases + 1, false,
+                                   {} };
         }
     barrier *b = &barriers[(size_t)c.barrier];
     b->bytes -= c.m.box_rows * 128;
@@ -182,6 +206,7 @@ void compute(warpgroup *g, const product &p)
             uint16_t v[8];
             memcpy(v, shared_at(at), 16);
             pieces[at / PIECE].was_read = true;
+            pieces[at / PIECE].reader[g - warpgroups] = (uint32_t)g->n_done + 1;
             for (int k = 0; k < half_k; k++)
                 b[half_k * half + k][n] = element(v, k, p.e4m3);
         }
@@ -256,7 +281,7 @@ void emulated_barrier_init(uint64_t *b, int count)
                                  emulated_shared_size());
     if (barriers.size() == MAX_BARRIERS)
         return emulated_complain("more than %d barriers", MAX_BARRIERS);
-    barriers.push_back({ at, false, count, count, 0, 0, 0 });
+    barriers.push_back({ at, false, count, count, 0, 0, 0, {}, {} });
 }
 
 void emulated_barrier_fence()
@@ -271,6 +296,7 @@ void emulated_barrier_arrive(uint64_t *at, int bytes)
     if (!b)
         return;
     b->bytes += bytes;
+    b->told.learn(threads[emulated_me()].known);
     if (--b->pending < 0)
         emulated_complain("more than %d arrivals in a phase of the barrier at %u of shared memory", b->count, b->at);
     end_phase_if_over(b);
@@ -285,6 +311,7 @@ void emulated_barrier_wait(uint64_t *at, int parity)
     while ((int)(barriers[i].n_phases & 1) == parity)
         emulated_wait_for(&barriers[i].generation, "barrier_wait");
     threads[emulated_me()].seen[i] = barriers[i].n_phases;
+    threads[emulated_me()].known.learn(barriers[i].known);
 }
 
 const char *emulated_tensor_map(uint64_t to[16], const void *base, int cols, int rows, uint64_t stride, int box_rows)
@@ -325,7 +352,10 @@ void emulated_tensor_load(void *to, const uint64_t from[16], int x, int y, uint6
         if (p.state == shared_piece::UNDER_WAY || (p.state == shared_piece::THERE && !p.was_read))
             return emulated_complain("a copy over byte %u of shared memory, which %s", i * PIECE, p.state ==
                                      shared_piece::UNDER_WAY ? "another is still writing" : "was not read since the last");
-        pieces[i] = { shared_piece::UNDER_WAY, c.barrier, 0, false };
+        for (int w = 0; w < WARPS; w++)
+            if (threads[emulated_me()].known.waited[w] < p.reader[w * WARP / WARPGROUP])
+                return emulated_complain("a copy over byte %u of shared memory, which a product of warp %d has read without telling this thread", i * PIECE, w);
+        pieces[i] = { shared_piece::UNDER_WAY, c.barrier, 0, false, {} };
     }
     for (warpgroup &g : warpgroups)
         for (size_t i = g.n_done; i < g.products.size(); i++)
@@ -378,6 +408,7 @@ void emulated_wgmma_wait(int n)
     if (t->groups.size() <= (size_t)n)
         return;
     t->n_waited = t->groups[t->groups.size() - 1 - (size_t)n];
+    t->known.waited[emulated_me() / WARP] = t->n_waited;
     for (; g->n_done < t->n_waited; g->n_done++)
         compute(g, g->products[g->n_done]);
 }

@@ -673,6 +673,37 @@ static void split(void **state)
     assert_int_equal(gpu_matmul_split_hopper_takes(device, &l), 0);
 }
 
+/* Parts of k that are longer than the ring of activations of wgmma: its slots are filled again. */
+static void long_parts(void **state)
+{
+    (void)state;
+    enum { STAGES = 6, COLS = GPU_SPLIT_PARTS * STAGES * GPU_SPLIT_STAGE * 32, ROWS = 40, N = 17 };
+    static const enum qtype types[] = { QT_NL4, QT_I8 };
+    struct rng r = { 14 };
+    float *x = malloc((size_t)N * COLS * sizeof *x), out[N * ROWS];
+    for (int i = 0; i < N * COLS; i++)
+        x[i] = uniform(&r, -1, 1);
+    uint16_t *act = pack_act(x, N, COLS, COLS, GPU_ACT_TILES);
+    struct gpu_linear l = { .n_mats = 1, .scale = 1, .wgmma = 1, .n_tokens = N, .act_stride = COLS,
+                            .act = to_device(act, (size_t)N * COLS * 2), .finish = GPU_STORE,
+                            .partial = on_device(GPU_SPLIT_BYTES(GPU_SPLIT_BLOCKS, 64)),
+                            .partial_bytes = GPU_SPLIT_BYTES(GPU_SPLIT_BLOCKS, 64),
+                            .tickets = on_device(GPU_SPLIT_TICKETS * sizeof *l.tickets) };
+    OK(gpu_fill(device, GPU_COMPUTE, l.tickets, 0, GPU_SPLIT_TICKETS * sizeof *l.tickets, &why));
+    l.to[0] = (struct gpu_output){ .out = on_device(sizeof out), .ldo = ROWS };
+    for (size_t k = 0; k < sizeof types / sizeof *types; k++) {
+        struct mat m;
+        uint8_t *data = random_mat(&m, types[k], 32, ROWS, COLS, &r);
+        l.w[0] = gpu_mat_of(&m, to_device(data, m.size));
+        assert_int_equal(gpu_split_hopper_parts(1, l.w[0].n_steps), GPU_SPLIT_PARTS);
+        OK(gpu_matmul_split(device, &l, &why));
+        from_device(out, l.to[0].out, sizeof out);
+        compare(&m, out, ROWS, x, N, MATMUL, NULL, "long parts");
+        free(data);
+    }
+    free(act), free(x);
+}
+
 /* Gate and up with their activation in one launch of wgmma: the bits of two launches and
  * gpu_act_mul, with padding, biases and parts of k. */
 static void gate_up(void **state)
@@ -999,8 +1030,8 @@ int main(void)
             cmocka_unit_test(matmul_hopper),
         cmocka_unit_test(every_count), cmocka_unit_test(together), cmocka_unit_test(endings), cmocka_unit_test(normed),
         cmocka_unit_test(divided),
-        cmocka_unit_test(many), cmocka_unit_test(parts_of_k), cmocka_unit_test(split), cmocka_unit_test(gate_up),
-        cmocka_unit_test(gate_up_many), cmocka_unit_test(parts_in_norm),
+        cmocka_unit_test(many), cmocka_unit_test(parts_of_k), cmocka_unit_test(split), cmocka_unit_test(long_parts),
+        cmocka_unit_test(gate_up), cmocka_unit_test(gate_up_many), cmocka_unit_test(parts_in_norm),
         cmocka_unit_test(neighbours), cmocka_unit_test(refused),
         cmocka_unit_test(embedding), cmocka_unit_test(heads),
     };
