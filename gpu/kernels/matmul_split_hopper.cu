@@ -16,7 +16,7 @@
  * limit    shared memory, the tensor cores and instructions, at about the same rate.  A step of 128
  *          rows and 64 tokens takes 128 cycles of the tensor cores, or 160 at the share that they
  *          reach, and 161 of shared memory: 64 for the codebook, 64 for reads of B, 16 for writes
- *          of B, and 17 for weights on their way through L1.  95 instructions for every 16 bytes of
+ *          of B, and 17 for weights on their way through L1.  96 instructions for every 16 bytes of
  *          weights of a lane (nvcc 13.0) take 127 cycles at the share of issue slots that is
  *          reached.  For 32 tokens these are 80, 121 and, for 96 instructions, 128; memory takes
  *          122 (H200, calculated)
@@ -58,6 +58,12 @@ template <int TOKENS> struct act_ring {
     }
     DEVICE uint64_t *empty(unsigned i) const { return full(i) + SLOTS; }
     DEVICE unsigned *flag() const { return reinterpret_cast<unsigned *>(full(0) + 2 * SLOTS); }
+    /* Wait for stage i.  Lanes leave the wait one by one, and wgmma needs the whole warp. */
+    DEVICE void await(int i) const
+    {
+        barrier_wait(full(i), (unsigned)i / SLOTS & 1);
+        __syncwarp();
+    }
     /* Start to copy stage i. */
     DEVICE void fetch(const tensor_map &act, unsigned i) const
     {
@@ -121,6 +127,7 @@ template <int TOKENS> DEVICE void turn_ring(const act_ring<TOKENS> &ring, const 
         barrier_arrive(ring.empty(i - 1));
     if (fetches && i + LEAD < n_stages)
         ring.fetch(act, i + LEAD);
+    __syncwarp();                       /* for the next wgmma */
 }
 
 /* Wait for the launch before, and start to copy the first activations. */
@@ -165,7 +172,7 @@ DEVICE void multiply_rest(row_sums<TOKENS> &c, const act_ring<TOKENS> &ring, uin
     const int n_whole = (end - ring.begin) / STEPS, first = ring.begin + n_whole * STEPS;
     wgmma_wait<0>();
     if (first < end)
-        barrier_wait(ring.full(n_whole), n_whole / SLOTS & 1);
+        ring.await(n_whole);
 #pragma unroll 1
     for (int s = 0; first + s < end; s++) {
         step_operands a;
@@ -217,7 +224,7 @@ DEVICE void multiply_i8(row_sums<TOKENS> &c, const uint8_t *data, const gpu_mat 
             if (s + LOADED < STEPS || i + 1 < n_whole)
                 load((s + LOADED) % STEPS);
             if (s == 0)
-                barrier_wait(ring.full(i), (unsigned)i / SLOTS & 1);
+                ring.await(i);
             multiply_step<1>(c, a[s % 2], operand_b<TOKENS>(tiles, i, s));
             if (s == 0)
                 turn_ring(ring, act, i, n_stages, fetches, lane);
@@ -278,7 +285,7 @@ DEVICE void multiply(row_sums<TOKENS> &c, const uint8_t *data, const gpu_mat &m,
             if (i + 1 < n_whole)
                 load(s);
             if (s == 0)
-                barrier_wait(ring.full(i), (unsigned)i / SLOTS & 1);
+                ring.await(i);
             multiply_step<1>(c, a[s % 2], operand_b<TOKENS>(tiles, i, s));
             if (s == 0)
                 turn_ring(ring, act, i, n_stages, fetches, lane);
