@@ -156,7 +156,7 @@ template <int N> DEVICE void copy_wait() { EITHER(asm volatile("cp.async.wait_gr
  * A kernel may also call launch_dependents() after its wait.  The next one then begins after all
  * launches before that kernel have ended, and may read their results before its own wait, past L1
  * (load_shared_by_blocks): experts' down reads the router's choice while gate and up are computed.
- *
+ * The PTX ISA promises these results to that kernel alone; that they can be read here is assumed.
  * tests/ptx checks this rule, except that the call comes first.  Code for older devices has neither
  * instruction, and must not be launched with the attribute. */
 DEVICE void launch_dependents()
