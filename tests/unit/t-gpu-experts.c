@@ -426,7 +426,7 @@ static void at_once(void **state)
     check_at_once(16, 33, 256, 1, 0);
     check_at_once(1, 70, 600, 1, 1);
     check_at_once(4, 9, 40, 0, 1);
-    check_at_once(2, 33, 5000, 0, 1);
+    check_at_once(4, 33, 8000, 0, 1);
 }
 
 /* ---- products ---- */
