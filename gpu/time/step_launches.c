@@ -112,7 +112,7 @@ static void add_matvec(struct walk *w, const char *what, const struct mat *const
     l.setup_memory = 1;
     l.setup_l2 = divided > 0 ? 3 : 0;
     l.early = step_bytes * (d.whole * fmin(n_steps(m[0]), turn) + divided * fmin(part, turn)) / l.blocks;
-    l.turns = ceil((double)n_steps(m[0]) / turn);
+    l.turns = ceil((d.whole ? (double)n_steps(m[0]) : part) / turn);
     l.turn_memory = 1;
     l.turn_l2 = 1;                      /* activations are loaded where they are multiplied */
     l.turn_cycles = each * steps * loads;
