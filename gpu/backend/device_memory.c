@@ -164,8 +164,8 @@ static int blocks_for(int units, int cols_padded)
  * multiplies matrices of a layer that have equally many columns; all of these are counted, and not
  * embed_in and embed_out, which only gpu_matmul_f32() multiplies.
  *
- * The same room is enough for gpu_matvec(): it divides the same k into fewer parts, for at most one
- * block of each multiprocessor, and these have a quarter of the rows and of the tokens. */
+ * The same room is enough for gpu_matvec(): it divides the same k into fewer parts, for at most two
+ * blocks of each multiprocessor, and these have a quarter of the rows and of the tokens. */
 static int split_blocks(const struct gpu_backend *b)
 {
     const struct mat *head = &b->m->head.w;
@@ -634,7 +634,7 @@ int memory_open(struct gpu_backend *b, struct err *e)
     const struct config *c = &b->m->config;
     struct buffer_place part[MAX_PARTS];
     const int capability = gpu_capability(b->g);
-    assert(gpu_n_sms(b->g) <= GPU_SPLIT_BLOCKS * GPU_SPLIT_TILES * 64 / GPU_MATVEC_TOKENS);     /* split_blocks() */
+    assert(2 * gpu_n_sms(b->g) <= GPU_SPLIT_BLOCKS * GPU_SPLIT_TILES * 64 / GPU_MATVEC_TOKENS);     /* split_blocks() */
     if (b->o.act_codes == ACT_CODES_FP8 && capability < GPU_FP8_CAPABILITY)
         return err_set(e, ERR_UNSUPPORTED, "--act fp8: this GPU has compute capability %d.%d, expected %d.%d or more",
                        capability / 10, capability % 10, GPU_FP8_CAPABILITY / 10, GPU_FP8_CAPABILITY % 10);

@@ -45,8 +45,8 @@ __global__ __launch_bounds__(WARPS * 32, 2) void matmul_fp8_kernel(gpu_linear l)
               n_tokens = min(TOKENS + 0, l.n_tokens - first_token), stride = GPU_CODE_STRIDE(m.cols);
     const bool has_rows = tile < m.n_tiles;
     const uint8_t *group = m.data + (size_t)(has_rows ? tile : 0) * m.tile_bytes;
-    /* the activations of a last half group may not be there: the half before is read again, and
-     * multiplied by weights of 0 */
+    /* the activations of a last half group may not be there: the half before, which are numbers, is
+     * read again, and multiplied by weights of 0 */
     const act_stages stages = { shared, reinterpret_cast<const uint8_t *>(l.code) + (size_t)first_token * stride,
                                 stride, n_tokens, stride / 64 };
     half_group next;

@@ -9,10 +9,11 @@
  *          in matmul.cu.  Weights come from global memory into registers, two steps (32 k) ahead,
  *          and are decoded there into the operand A; a step is decoded while the products of the
  *          previous step run.  Activations are the operand B: one more warp makes the copy engine
- *          load 64 k x 128 tokens at a time, up to ten stages ahead; barriers in shared memory
- *          count the bytes that have arrived and the warps of a warpgroup that have read a stage.
- *          The second warpgroup follows the first one at a distance of eight stages, so that they
- *          do not reach the end of a tile at the same time
+ *          load 64 k x 128 tokens at a time, up to ten stages ahead of the slower warpgroup and
+ *          two of the other one; barriers in shared memory count the bytes that have arrived and
+ *          the warps of a warpgroup that have read a stage.  The second warpgroup follows the
+ *          first one at a distance of eight stages, so that they do not reach the end of a tile at
+ *          the same time
  * gate up  two warps of a warpgroup have 64 rows of gate, the others the same rows of up.  In the
  *          end they exchange half of their sums through shared memory
  *

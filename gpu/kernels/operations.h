@@ -24,8 +24,8 @@ int gpu_matvec(struct gpu *g, const struct gpu_linear *l, struct err *e);
  * matrices.  GPU_MLP is supported if gpu_matmul_hopper() multiplies. */
 int gpu_matmul(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* Multiply up to GPU_SPLIT_TOKENS tokens, whose activations are in GPU_ACT_TILES order, by matrices
- * of one type, which is not f32, with the same group shape.  GPU_MLP is not supported.  A token's
- * result does not depend on n_tokens. */
+ * of one type, which is not f32, with the same group shape.  GPU_MLP and GPU_PARTS are supported if
+ * gpu_matmul_split_hopper() multiplies.  A token's result does not depend on n_tokens. */
 enum { GPU_SPLIT_TOKENS = 128 };
 int gpu_matmul_split(struct gpu *g, const struct gpu_linear *l, struct err *e);
 /* gpu_matmul_split with wgmma; the order of sums is another one.  takes: 1 if the device, the
@@ -186,6 +186,12 @@ struct gpu_route {
  * first 1 << GPU_CHOICE_LOG experts of every 32 are compared. */
 enum { GPU_CHOICE_WARPS = 8 };
 #define GPU_CHOICE_LOG(top_k) ((top_k) <= 4 ? 2 : (top_k) <= 8 ? 3 : (top_k) <= 16 ? 4 : 5)
+/* Rounds of a warp that compares 32 of these with 32 others.  Up to GPU_CHOICE_ROUNDS they are
+ * faster than to find one expert after the other (calculated, gpu/time). */
+#define GPU_CHOICE_32S(lists, top_k) ((((lists) << GPU_CHOICE_LOG(top_k)) + 31) / 32)
+#define GPU_CHOICE_COMPARISONS(n_experts, top_k) \
+    (GPU_CHOICE_32S(((n_experts) + 31) / 32, top_k) * GPU_CHOICE_32S(((n_experts) + 31) / 32 - 1, top_k))
+enum { GPU_CHOICE_ROUNDS = 4 };
 static inline size_t gpu_sort_bytes(int n_experts)
 {
     return sizeof(int) * (3 * (size_t)n_experts + 2 * GPU_CHOICE_WARPS);

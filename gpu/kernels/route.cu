@@ -491,13 +491,14 @@ DEVICE float score_lists(const gpu_route &r, const ranks &k, int lane)
     return sum;
 }
 
-/* Can choose_only() choose?  Groups of experts, and a correction of scores that are divided by
- * their sum, take more steps than that. */
+/* Does choose_only() choose?  Groups of experts, and a correction of scores that are divided by
+ * their sum, take more steps than that; with many experts their ranks take longer. */
 DEVICE bool chooses_only(const gpu_route &r)
 {
-    return r.n == 1 && (r.router == GPU_ROUTER_TOP_SOFTMAX ||
-                        (r.router != GPU_ROUTER_SPARSEMIXER && r.n_groups <= 1 &&
-                         !(r.router == GPU_ROUTER_SOFTMAX && r.correction)));
+    return r.n == 1 && GPU_CHOICE_COMPARISONS(r.n_experts, r.top_k) <= GPU_CHOICE_ROUNDS &&
+           (r.router == GPU_ROUTER_TOP_SOFTMAX ||
+            (r.router != GPU_ROUTER_SPARSEMIXER && r.n_groups <= 1 &&
+             !(r.router == GPU_ROUTER_SOFTMAX && r.correction)));
 }
 
 /* Choose the experts of the only token, and sort the pairs. */

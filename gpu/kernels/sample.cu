@@ -1,9 +1,9 @@
 /* sample.cu - draw tokens from logits by temperature, top_k, top_p and min_p.  Requests that need a
  * history or a mask are left to libcommon/engine/sampler.c.
  *
- * tile     parts of 2048 logits or more: as many of all rows as have room on the device at once; a
- *          block finds the largest logit of its part, and of a row the block that ends last draws.
- *          1024 threads (128 for a small vocabulary)
+ * tile     parts of 2048 logits or more: at most GPU_SAMPLE_BLOCKS of all rows, so that all run at
+ *          once; a block finds the largest logit of its part, and of a row the block that ends
+ *          last draws.  1024 threads (128 for a small vocabulary)
  * moves    the row from L2, where the head has just stored it: once to find the largest logit; by
  *          the last block twice to draw.  With top_k or top_p, once to count tokens by their keys,
  *          and once to gather those in question in shared memory, where they are chosen and drawn;

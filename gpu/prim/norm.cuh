@@ -27,8 +27,8 @@ template <int THREADS> DEVICE void load_runs(row_runs<THREADS> &v, const float *
         }
 }
 
-/* The factor of a row without its weights.  Every SHARES-th run of a thread is one of a thread of
- * the norm's own kernel.  room: 32 floats of shared memory. */
+/* The factor of a row without its weights.  Runs s, s + SHARES ... of a thread are the runs of one
+ * thread of the norm's own kernel.  room: 32 floats of shared memory. */
 template <int THREADS> DEVICE float norm_inverse(const row_runs<THREADS> &v, const struct gpu_norm &o, float *room)
 {
     enum { SHARES = NORM_THREADS / THREADS };

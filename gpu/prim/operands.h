@@ -76,11 +76,12 @@ struct gpu_linear {
     const uint16_t *act;
     int act_stride;
     const float *x; int ldx;            /* f32 activations */
-    /* [n_tokens][GPU_CODE_STRIDE(cols)] and [n_tokens]: activations as gpu_act_int8 makes them */
+    /* [n_tokens][GPU_CODE_STRIDE(cols)] and [n_tokens]: activations as gpu_act_int8 or gpu_act_fp8
+     * makes them */
     const int8_t *code;
     const float *code_scale;
     int n_tokens;
-    int wgmma;                          /* gpu_matmul calls gpu_matmul_hopper if that supports it */
+    int wgmma;                          /* use the kernels for wgmma where they support the product */
     /* gpu_matmul_split and gpu_matvec: room for sums of parts of k (GPU_SPLIT_BYTES), and
      * GPU_SPLIT_TICKETS counters, 0 before and after a launch.  partial NULL: gpu_matvec does not
      * divide k */

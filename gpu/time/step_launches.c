@@ -128,7 +128,7 @@ static void add_hopper(struct walk *w, const char *what, const struct mat *const
             * compute activations of 64 rows, with 44 instructions of a lane for each and a warp
             * that issues every other cycle */
            STORE_CYCLES = 3000, EXCHANGE_CYCLES = 2 * EXCHANGED / 128,
-           ACTIVATION_CYCLES = 64 * TOKENS / 128 * 44 * 2 };
+           ACTIVATION_ISSUE = 64 * TOKENS / 128 * 44 /* of a scheduler */, ACTIVATION_CYCLES = ACTIVATION_ISSUE * 2 };
     const struct mat *m = all[0];
     const int by_tokens = (int)ceil_of(w->n, TOKENS);
     const double end = pair ? EXCHANGE_CYCLES + ACTIVATION_CYCLES : STORE_CYCLES;
@@ -155,13 +155,16 @@ static void add_hopper(struct walk *w, const char *what, const struct mat *const
         l.flop += product(all[i], w->n);
     }
     l.done = padded * groups * 128 * TOKENS * 2.0 * m->cols_padded;
-    l.issue = padded * groups * 4 * each * n_steps(m) / 2;
+    l.issue = padded * groups * 4 * (each * n_steps(m) / 2 + (pair ? ACTIVATION_ISSUE : 0));
     l.l2_bytes = padded * (groups * 4 * (double)m->tile_bytes + 2.0 * TOKENS * m->cols_padded);
     l.setup_memory = 1;
     /* while the first warpgroup ends a tile, the second one multiplies the stages of its lead */
     const double stage = 64.0 * 128 * TOKENS * 2 * w->g->n_sms * w->g->clock / (w->g->tensor * w->g->wgmma_share),
                  hidden = groups == 2 ? stage * fmin(GPU_HOPPER_LEAD, n_steps(m) / 2.0) : 0;
-    l.setup_cycles = end + (turns - 1) * fmax(end - hidden, 0);
+    /* meanwhile the schedulers issue the instructions of both */
+    const double both = groups == 2 && pair ? (ACTIVATION_ISSUE + each * fmin(GPU_HOPPER_LEAD, n_steps(m) / 2.0)) /
+                                              w->g->issue_share : 0;
+    l.setup_cycles = end + (turns - 1) * fmax(fmax(end, both) - hidden, 0);
     /* first weights of all warps: two steps */
     l.early = 2.0 * groups * 4 * (double)m->tile_bytes / n_steps(m);
     add(w, l);
@@ -505,9 +508,10 @@ static double chosen(const struct moe *m, int n)
 static int chooses_only(const struct walk *w)
 {
     const struct moe *m = &w->m->config.moe;
-    return w->n == 1 && (m->router == ROUTER_TOP_SOFTMAX ||
-                         (m->router != ROUTER_SPARSEMIXER && m->n_groups <= 1 &&
-                          !(m->router == ROUTER_SOFTMAX && m->correction)));
+    return w->n == 1 && GPU_CHOICE_COMPARISONS(m->n_experts, m->top_k) <= GPU_CHOICE_ROUNDS &&
+           (m->router == ROUTER_TOP_SOFTMAX ||
+            (m->router != ROUTER_SPARSEMIXER && m->n_groups <= 1 &&
+             !(m->router == ROUTER_SOFTMAX && m->correction)));
 }
 
 /* Cycles of a block that chooses the experts of the only token by their ranks (calculated from 29
@@ -516,11 +520,11 @@ static int chooses_only(const struct walk *w)
 static double choose_only_cycles(const struct moe *m)
 {
     enum { KEYS = 60, LISTS = 60 /* stores, and a barrier */, ROUND = 130 /* 32 keys against 32 */, ENDS = 140 };
-    const int lists = (int)ceil_of(m->n_experts, 32), best = 1 << GPU_CHOICE_LOG(m->top_k);
+    const int lists = (int)ceil_of(m->n_experts, 32);
     /* warps of a list load 8 times; the scores are computed meanwhile */
     const double ranks = fmax(170, 70 + 32.0 * lists),
                  scores = m->router == ROUTER_SOFTMAX ? 95 + 20.0 * lists : 0;
-    return KEYS + fmax(ranks, scores) + LISTS + ROUND * ceil_of(lists * best, 32) * ceil_of((lists - 1) * best, 32) +
+    return KEYS + fmax(ranks, scores) + LISTS + ROUND * GPU_CHOICE_COMPARISONS(m->n_experts, m->top_k) +
            /* the chosen ones, a barrier, the score and the weight, and their sum */
            60 + 30 + ENDS + 25 * (m->top_k > 8 ? 5 : 3);
 }
