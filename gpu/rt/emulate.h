@@ -1,7 +1,9 @@
 /* emulate.h - CUDA C++ on the CPU: the declarations that a kernel source needs to compile with a
  * plain C++ compiler and run without a GPU.
  *
- * The threads of a block are fibers of one thread, run in order; blocks run one after the other.  A
+ * The threads of a block are fibers of one thread, run in order; blocks run one after the other,
+ * except those of launch_together(): they take turns, in an order that changes, whenever all
+ * threads of one wait.  A
  * warp's collectives (shuffles, votes, __syncwarp, mma, ldmatrix) wait until all 32 lanes have
  * arrived, __syncthreads until all threads have; a block whose threads wait for an event that
  * cannot happen is an error that names the kernel.
@@ -164,7 +166,14 @@ void emulated_wgmma(float *c, const uint32_t *a, uint64_t b, int add, int n_colu
 void emulated_wgmma_commit();
 void emulated_wgmma_wait(int n);
 
-int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, std::function<void()> kernel,
+/* grid.cuh: count an arrival of this block; wait until *arrived is at least n. */
+void emulated_grid_arrive(unsigned *arrived);
+void emulated_grid_wait(const unsigned *arrived, unsigned n);
+
+/* together: made by launch_together(). */
+struct emulated_shape { dim3 grid; int threads; size_t shared; bool together; };
+int emulate_launch(struct gpu *g, const char *name, const emulated_shape &shape, std::function<void()> kernel,
                    struct err *e);
+int emulated_blocks_together(const struct gpu *g, int threads, size_t shared);
 
 #endif

@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include <algorithm>
+
 #if !defined __x86_64__
 #include <ucontext.h>
 #endif
@@ -44,17 +46,29 @@ enum { WARPGROUP = 128 };
 
 struct async_copy { fiber *f; int group; void *to; const void *from; int n; };
 
-/* The state of the running block.  Only one block runs at a time in the process, because the
- * emulation is for tests, not for speed. */
-static struct block_machine {
-    std::mutex lock;
-    uint8_t *stacks;
+/* For every 4 bytes of shared memory: the threads that last wrote and read it, and when.  reader
+ * -2: threads of several warps. */
+struct moment { uint32_t block, group, warp; };
+struct shadow { int16_t writer, reader; moment write, read; };
+
+/* The state of a block. */
+struct block_state {
+    uint8_t *stacks, *shared;           /* allocated by the first launch that needs them */
+    shadow *shadows;
     fiber fibers[MAX_THREADS];
     warp warps[MAX_THREADS / 32];
     group groups[MAX_THREADS / WARPGROUP];
     int n_threads, n_done, arrived;
     unsigned generation;                /* counts the passes of the block's barrier; never goes back */
     unsigned first_generation;          /* value at the start of this block */
+    std::vector<async_copy> copies;
+    unsigned n_arrivals;                /* in grid_arrive */
+};
+
+/* The running block.  Only one block runs at a time in the process, because the emulation is for
+ * tests, not for speed. */
+static struct block_machine : block_state {
+    std::mutex lock;
     fiber *self;
 #if defined __x86_64__
     void *main_sp;
@@ -63,9 +77,9 @@ static struct block_machine {
 #endif
     const std::function<void()> *kernel;
     const char *name;
-    uint8_t *shared;
     size_t shared_size;
-    std::vector<async_copy> copies;
+    unsigned n_blocks;
+    bool together;
     struct gpu *gpu;
     char error[400];
 } m;
@@ -231,16 +245,11 @@ void *emulated_shared() { return m.shared; }
 
 /* The generations of a thread's block, warpgroup and warp.  They only increase, so that accesses of
  * earlier blocks are recognized. */
-struct moment { uint32_t block, group, warp; };
 static moment moment_of(int thread)
 {
     return { m.generation, m.groups[thread / WARPGROUP].generation, m.warps[thread / 32].generation };
 }
 
-/* For every 4 bytes of shared memory: the threads that last wrote and read it, and when.  reader
- * -2: threads of several warps. */
-struct shadow { int16_t writer, reader; moment write, read; };
-static shadow *shadows;
 static bool checking;                   /* a kernel of a device with debug_sync runs */
 
 /* Whether the access of thread `other` at this moment is ordered before the current one, of thread
@@ -256,7 +265,7 @@ static void check_shared(size_t at, size_t n, bool write)
     const int me = (int)m.self->id.thread.x;
     const moment now = moment_of(me);
     for (size_t i = at / 4; i <= (at + n - 1) / 4; i++) {
-        shadow *s = &shadows[i];
+        shadow *s = &m.shadows[i];
         const bool written = s->write.block >= m.first_generation, was_read = s->read.block >= m.first_generation;
         if (written && !ordered(s->writer, s->write, me, now))
             return complain("race: %s of byte %zu of shared memory, which thread %d wrote without a barrier between",
@@ -291,10 +300,10 @@ static void check_atomic(const void *address, size_t n)
     if (at + n > m.shared_size)
         return complain("atomic of %zu bytes at %zu of %zu bytes of shared memory", n, at, m.shared_size);
     for (size_t i = at / 4; i <= (at + n - 1) / 4; i++) {
-        if (shadows[i].writer != ATOMIC || shadows[i].write.block != m.generation)
+        if (m.shadows[i].writer != ATOMIC || m.shadows[i].write.block != m.generation)
             check_shared(4 * i, 4, false), check_shared(4 * i, 4, true);
-        shadows[i].writer = ATOMIC;
-        shadows[i].write = { m.generation, 0, 0 };
+        m.shadows[i].writer = ATOMIC;
+        m.shadows[i].write = { m.generation, 0, 0 };
     }
 }
 
@@ -385,7 +394,38 @@ void emulated_wait(int n)
     m.copies.resize(left, async_copy());
 }
 
+/* ---- barriers of all blocks ---- */
+
+static const char in_grid_wait[] = "grid_wait";
+
+/* A launch that does not run all blocks at the same time must not wait for other blocks. */
+static bool can_meet(const char *what)
+{
+    if (!m.together && m.n_blocks > 1)
+        complain("%s in a launch of %u blocks that was not made by launch_together", what, m.n_blocks);
+    return m.together || m.n_blocks == 1;
+}
+
+void emulated_grid_arrive(unsigned *arrived)
+{
+    if (!can_meet("grid_arrive"))
+        return;
+    check_access(arrived, sizeof *arrived, true);
+    m.n_arrivals++;
+    ++*arrived;
+}
+
+void emulated_grid_wait(const unsigned *arrived, unsigned n)
+{
+    if (!can_meet(in_grid_wait))
+        return;
+    check_access(arrived, sizeof *arrived, false);
+    while (*arrived < n)
+        wait_for(arrived, in_grid_wait);
+}
+
 /* Called by emulated_hopper.cc. */
+bool emulated_together() { return m.together; }
 int emulated_me() { return (int)m.self->id.thread.x; }
 int emulated_n_threads() { return m.n_threads; }
 size_t emulated_shared_size() { return m.shared_size; }
@@ -455,10 +495,11 @@ static bool run_warp(int w)
     return any;
 }
 
-static void run_block(dim3 block, dim3 grid, int threads)
+static void begin_block(dim3 block, dim3 grid, int threads)
 {
     m.n_threads = threads;
     m.n_done = m.arrived = 0;
+    m.n_arrivals = 0;
     m.generation++;
     m.copies.clear();
     hopper_begin();
@@ -477,49 +518,179 @@ static void run_block(dim3 block, dim3 grid, int threads)
         w->n_done = w->arrived = 0;
         m.groups[i / WARPGROUP].arrived = 0;
     }
+}
+
+/* Run all warps of the block once.  true: at least one thread ran. */
+static bool run_warps()
+{
+    bool any = false;
+    for (int w = 0; w < (m.n_threads + 31) / 32; w++)
+        any |= run_warp(w);
+    return any;
+}
+
+/* Number of threads of the block that wait, and an event that they wait for: grid_wait only if they
+ * wait for nothing else. */
+static int waiting(const char **where)
+{
+    int n = 0;
+    *where = "";
+    for (int i = 0; i < m.n_threads; i++)
+        if (!m.fibers[i].done) {
+            if (n++ == 0 || m.fibers[i].waits_in != in_grid_wait)
+                *where = m.fibers[i].waits_in;
+        }
+    return n;
+}
+
+static void run_block(dim3 block, dim3 grid, int threads)
+{
+    begin_block(block, grid, threads);
     while (m.n_done < threads) {
-        bool any = false;
-        for (int w = 0; w < (threads + 31) / 32; w++)
-            any |= run_warp(w);
-        if (any || hopper_go_on())
+        if (run_warps() || hopper_go_on())
             continue;
-        int waiting = 0;
-        const char *where = "";
-        for (int i = 0; i < threads; i++)
-            if (!m.fibers[i].done)
-                where = m.fibers[i].waits_in, waiting++;
-        complain("%d of %d threads wait in %s for the others, which ended or wait elsewhere", waiting, threads, where);
+        const char *where;
+        const int n = waiting(&where);
+        complain("%d of %d threads wait in %s for the others, which ended or wait elsewhere", n, threads, where);
         return;
     }
     hopper_end();
 }
 
-int emulated_run(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared,
-                 const std::function<void()> &kernel, struct err *why)
+/* ---- launches whose blocks run at the same time ---- */
+
+/* The states of the blocks that do not run.  A state has the same address whenever its block runs,
+ * so pointers into it remain valid. */
+static block_state resting[EMULATED_SMS];
+static int running;                     /* its state is in m */
+
+static void move_state(block_state *to, block_state *from)
 {
-    std::lock_guard<std::mutex> guard(m.lock);
-    if (!m.stacks) {
-        void *p = mmap(nullptr, (size_t)MAX_THREADS * STACK, PROT_READ | PROT_WRITE,
-                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        void *s = mmap(nullptr, MAX_SHARED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED || s == MAP_FAILED)
-            return err_nomem(why, "emulated device");
-        shadows = (shadow *)calloc(MAX_SHARED / 4, sizeof *shadows);
-        if (!shadows)
-            return err_nomem(why, "emulated device");
-        m.stacks = (uint8_t *)p;
-        m.shared = (uint8_t *)s;
+    const int n = from->n_threads;
+    to->stacks = from->stacks;
+    to->shared = from->shared;
+    to->shadows = from->shadows;
+    std::copy_n(from->fibers, n, to->fibers);
+    std::copy_n(from->warps, (n + 31) / 32, to->warps);
+    std::copy_n(from->groups, (n + WARPGROUP - 1) / WARPGROUP, to->groups);
+    to->n_threads = n;
+    to->n_done = from->n_done;
+    to->arrived = from->arrived;
+    to->generation = from->generation;
+    to->first_generation = from->first_generation;
+    to->copies.swap(from->copies);
+    to->n_arrivals = from->n_arrivals;
+}
+
+static void turn_to(int block)
+{
+    if (block == running)
+        return;
+    move_state(&resting[running], &m);
+    move_state(&m, &resting[block]);
+    running = block;
+}
+
+/* No thread of any block can run. */
+static void complain_of_blocks(int n_blocks)
+{
+    int stuck = -1, least = 0;
+    unsigned most = 0, arrivals[EMULATED_SMS];
+    const char *where = "";
+    for (int b = 0; b < n_blocks; b++) {
+        const char *w;
+        turn_to(b);
+        arrivals[b] = m.n_arrivals;
+        most = m.n_arrivals > most ? m.n_arrivals : most;
+        least = arrivals[b] < arrivals[least] ? b : least;
+        if (waiting(&w) && (stuck < 0 || w != in_grid_wait)) {
+            stuck = b;
+            where = w;
+        }
     }
+    turn_to(stuck);
+    const int n = waiting(&where);
+    if (arrivals[least] < most)
+        complain("%d of %d threads of block %d wait in %s; block %d has arrived %u times, another %u times", n,
+                 m.n_threads, stuck, where, least, arrivals[least], most);
+    else
+        complain("%d of %d threads of block %d wait in %s; all blocks have arrived %u times", n, m.n_threads, stuck,
+                 where, most);
+}
+
+static void run_together(int n_blocks, int threads)
+{
+    for (int b = 0; b < n_blocks; b++) {
+        turn_to(b);
+        begin_block(dim3((unsigned)b, 0, 0), dim3((unsigned)n_blocks), threads);
+    }
+    int order[EMULATED_SMS], n_done = 0;
+    uint32_t random = 1;
+    while (n_done < n_blocks && !m.error[0]) {
+        /* each round in another order, so that no block always sees what the others have written */
+        for (int i = 0; i < n_blocks; i++) {
+            random = random * 1664525 + 1013904223;
+            const int j = (int)(random >> 16) % (i + 1);
+            order[i] = order[j];
+            order[j] = i;
+        }
+        bool any = false;
+        for (int i = 0; i < n_blocks && !m.error[0]; i++) {
+            turn_to(order[i]);
+            if (m.n_done == threads)
+                continue;
+            while (!m.error[0] && run_warps())
+                any = true;
+            n_done += m.n_done == threads;
+        }
+        if (!any && !m.error[0])
+            complain_of_blocks(n_blocks);
+    }
+    turn_to(0);
+}
+
+/* Memory for a block. */
+static int make_room(block_state *b, struct err *why)
+{
+    if (b->stacks)
+        return 0;
+    void *p = mmap(nullptr, (size_t)MAX_THREADS * STACK, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *s = mmap(nullptr, MAX_SHARED, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED || s == MAP_FAILED)
+        return err_nomem(why, "emulated device");
+    b->shadows = (shadow *)calloc(MAX_SHARED / 4, sizeof *b->shadows);
+    if (!b->shadows)
+        return err_nomem(why, "emulated device");
+    b->stacks = (uint8_t *)p;
+    b->shared = (uint8_t *)s;
+    return 0;
+}
+
+int emulated_run(struct gpu *g, const char *name, const emulated_shape &shape, const std::function<void()> &kernel,
+                 struct err *why)
+{
+    const dim3 grid = shape.grid;
+    std::lock_guard<std::mutex> guard(m.lock);
+    if (make_room(&m, why) < 0)
+        return -1;
+    for (unsigned b = 1; shape.together && b < grid.x; b++)
+        if (make_room(&resting[b], why) < 0)
+            return -1;
     m.gpu = g;
     m.name = name;
     m.kernel = &kernel;
-    m.shared_size = shared;
+    m.shared_size = shape.shared;
+    m.n_blocks = grid.x * grid.y * grid.z;
+    m.together = shape.together;
     m.error[0] = '\0';
     checking = g->debug_sync;
-    for (unsigned z = 0; z < grid.z && !m.error[0]; z++)
+    if (shape.together)
+        run_together((int)grid.x, shape.threads);
+    for (unsigned z = 0; !shape.together && z < grid.z && !m.error[0]; z++)
         for (unsigned y = 0; y < grid.y && !m.error[0]; y++)
             for (unsigned x = 0; x < grid.x && !m.error[0]; x++)
-                run_block(dim3(x, y, z), grid, threads);
+                run_block(dim3(x, y, z), grid, shape.threads);
     checking = false;
     return m.error[0] ? err_set(why, ERR_DEVICE, "%s", m.error) : 0;
 }

@@ -151,7 +151,7 @@ static bool has_failed(struct gpu *g)
 static void enqueue(struct gpu *g, enum gpu_stream s, std::function<void()> what)
 {
     if (g->capture && s == GPU_COMPUTE) {
-        g->graph->nodes.push_back({ g, nullptr, {}, 0, 0, std::move(what) });
+        g->graph->nodes.push_back({ g, nullptr, {}, std::move(what) });
         g->n_recorded++;
         return;
     }
@@ -196,8 +196,8 @@ static bool must_fail(const struct gpu *g, const char *name)
            (!state.fail_kernel[0] || strcmp(state.fail_kernel, name) == 0) && --state.fail_at == 0;
 }
 
-static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared,
-                      const std::function<void()> &kernel, struct err *e)
+static int run_kernel(struct gpu *g, const char *name, const emulated_shape &shape, const std::function<void()> &kernel,
+                      struct err *e)
 {
     if (has_failed(g) || state.idle)
         return 0;
@@ -210,7 +210,7 @@ static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, s
         device_of(g)->failed = true;
         return 0;
     }
-    if (emulated_run(g, name, grid, threads, shared, kernel, &why) == 0)
+    if (emulated_run(g, name, shape, kernel, &why) == 0)
         return 0;
     if (why.code != ERR_MEMORY)
         return lose(g, &why, e);
@@ -218,9 +218,12 @@ static int run_kernel(struct gpu *g, const char *name, dim3 grid, int threads, s
     return -1;
 }
 
-int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared, std::function<void()> kernel,
+int emulate_launch(struct gpu *g, const char *name, const emulated_shape &shape, std::function<void()> kernel,
                    struct err *e)
 {
+    const dim3 grid = shape.grid;
+    const int threads = shape.threads;
+    const size_t shared = shape.shared;
     {
         std::lock_guard<std::mutex> guard(state.lock);
         if (device_of(g)->lost.code != ERR_NONE) {
@@ -240,16 +243,19 @@ int emulate_launch(struct gpu *g, const char *name, dim3 grid, int threads, size
         grid.y > 65535 || grid.z > 65535)
         return err_set(e, ERR_DEVICE, "kernel %s: a grid of %u x %u x %u blocks of %d threads with %zu bytes of shared memory cannot be launched", name, grid.x, grid.y,
                        grid.z, threads, shared);
+    if (shape.together && grid.x > (unsigned)emulated_blocks_together(g, threads, shared))
+        return err_set(e, ERR_DEVICE, "kernel %s: %u blocks of %d threads with %zu bytes of shared memory cannot run at the same time, but %d", name, grid.x, threads, shared,
+                       emulated_blocks_together(g, threads, shared));
     if (g->capture) {
-        g->graph->nodes.push_back({ g, name, grid, threads, shared, std::move(kernel) });
+        g->graph->nodes.push_back({ g, name, shape, std::move(kernel) });
         g->n_recorded++;
         return 0;
     }
     if (g->debug_sync)
-        return run_kernel(g, name, grid, threads, shared, kernel, e);
+        return run_kernel(g, name, shape, kernel, e);
     enqueue(g, GPU_COMPUTE, [=] {
         struct err ignored;             /* the device keeps the error */
-        run_kernel(g, name, grid, threads, shared, kernel, &ignored);
+        run_kernel(g, name, shape, kernel, &ignored);
     });
     return 0;
 }
@@ -326,14 +332,18 @@ int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *)
     memset(info, 0, sizeof *info);
     snprintf(info->name, sizeof info->name, "emulated");
     info->major = 9;
-    info->n_sms = 4;
+    info->n_sms = EMULATED_SMS;
     info->memory = memory_size(g);
     info->free = info->memory > taken ? info->memory - taken : 0;
     info->l2 = 4 << 10;                 /* small, so that buffers of several times this size are small, too */
     return 0;
 }
 
-int gpu_n_sms(const struct gpu *) { return 4; }
+int gpu_n_sms(const struct gpu *) { return EMULATED_SMS; }
+int emulated_blocks_together(const struct gpu *, int threads, size_t shared)
+{
+    return threads < 1 || threads > EMULATED_THREADS || shared > EMULATED_SHARED_ANY ? 0 : EMULATED_SMS;
+}
 int gpu_capability(const struct gpu *) { return 90; }
 
 /* Map a region whose end adjoins a page without access rights, and fill it with bytes that are NaN
@@ -572,7 +582,7 @@ static void launch_group(struct gpu *g, const std::vector<graph_node> &nodes)
         struct err ignored;
         for (const graph_node &n : nodes)
             if (n.name)
-                run_kernel(n.g, n.name, n.grid, n.threads, n.shared, n.work, &ignored);
+                run_kernel(n.g, n.name, n.shape, n.work, &ignored);
             else
                 n.work();
     });
@@ -597,7 +607,7 @@ int gpu_graph_launch(struct gpu *g, struct gpu_graph *graph, struct err *e)
     for (const graph_node &n : graph->nodes)
         if (!n.name)
             enqueue(g, GPU_COMPUTE, n.work);
-        else if (emulate_launch(g, n.name, n.grid, n.threads, n.shared, n.work, e) < 0)
+        else if (emulate_launch(g, n.name, n.shape, n.work, e) < 0)
             return -1;
     return 0;
 }

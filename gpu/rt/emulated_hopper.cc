@@ -276,6 +276,8 @@ uint32_t emulated_shared_address(const void *p)
 void emulated_barrier_init(uint64_t *b, int count)
 {
     const uint32_t at = emulated_shared_address(b);
+    if (emulated_together())
+        return emulated_complain("a barrier of the copy engine: not emulated in a launch_together");
     if (at % 8 || at + 8 > emulated_shared_size() || count < 1)
         return emulated_complain("a barrier for %d at %u of %zu bytes of shared memory", count, at,
                                  emulated_shared_size());
@@ -371,6 +373,8 @@ void emulated_wgmma(float *c, const uint32_t *a, uint64_t b, int add, int n_colu
     const int me = emulated_me(), first = me / WARPGROUP * WARPGROUP, lane = me - first;
     thread *t = &threads[me];
     warpgroup *g = &warpgroups[me / WARPGROUP];
+    if (emulated_together())
+        return emulated_complain("wgmma: not emulated in a launch_together");
     if (first + WARPGROUP > emulated_n_threads())
         return emulated_complain("wgmma by a warpgroup of %d threads", emulated_n_threads() - first);
     if (!t->fenced)

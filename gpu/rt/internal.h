@@ -17,6 +17,8 @@
 /* the most shared memory of a block: on an sm_86 or sm_89, and for kernels of 9.0 alone, whose
  * names end in "hopper" */
 enum { EMULATED_THREADS = 1024, EMULATED_SHARED_ANY = 99 << 10, EMULATED_SHARED = 227 << 10 };
+/* Number of multiprocessors; each holds one block of a launch_together(). */
+enum { EMULATED_SMS = 4 };
 
 struct memory_region { uint8_t *map; size_t map_size; uint8_t *p; size_t size; int pinned; };
 /* A stream runs its work when the host or another stream waits for it, not before, unless
@@ -38,9 +40,7 @@ struct gpu {
     work_queue queue[2];                /* by enum gpu_stream */
 };
 /* A kernel of a device, or a copy: name nullptr. */
-struct graph_node {
-    struct gpu *g; const char *name; dim3 grid; int threads; size_t shared; std::function<void()> work;
-};
+struct graph_node { struct gpu *g; const char *name; emulated_shape shape; std::function<void()> work; };
 /* The nodes run in the order in which they were recorded.  streams: the devices that take part, the
  * first one began. */
 struct gpu_graph { std::vector<graph_node> nodes; std::vector<struct gpu *> streams; };
@@ -50,10 +50,10 @@ struct gpu_graph { std::vector<graph_node> nodes; std::vector<struct gpu *> stre
 struct gpu_event { struct gpu *of; uint64_t ns, after; enum gpu_stream stream; uint64_t capture; size_t nodes; };
 
 /* ---- emulated.cc ---- */
-/* Run a kernel, block after block.  -1 with *why if a check failed (ERR_DEVICE) or memory ran
- * out. */
-int emulated_run(struct gpu *g, const char *name, dim3 grid, int threads, size_t shared,
-                 const std::function<void()> &kernel, struct err *why);
+/* Run a kernel.  -1 with *why if a check failed (ERR_DEVICE) or memory ran out. */
+int emulated_run(struct gpu *g, const char *name, const emulated_shape &shape, const std::function<void()> &kernel,
+                 struct err *why);
+bool emulated_together();               /* the running launch was made by launch_together() */
 extern std::atomic<uint64_t> emulated_regions;          /* opened so far, on all devices */
 int emulated_me();                      /* number of the thread that runs */
 int emulated_n_threads();

@@ -20,7 +20,8 @@ static int spares_device(cudaError_t rc)
     if (rc >= cudaErrorStreamCaptureUnsupported && rc <= cudaErrorStreamCaptureWrongThread)
         return 1;
     return rc == cudaErrorMemoryAllocation || rc == cudaErrorInvalidValue || rc == cudaErrorInvalidConfiguration ||
-           rc == cudaErrorLaunchOutOfResources || rc == cudaErrorNotSupported;
+           rc == cudaErrorLaunchOutOfResources || rc == cudaErrorNotSupported ||
+           rc == cudaErrorCooperativeLaunchTooLarge;
 }
 
 /* All handles of a device share one CUDA context, so an error that destroys it fails all of them.
@@ -168,6 +169,8 @@ struct gpu *gpu_open(int device, int debug_sync, struct err *e)
                   "asking the device", e) < 0 ||
         gpu_check(g, cudaDeviceGetAttribute(&minor, cudaDevAttrComputeCapabilityMinor, device), "asking the device",
                   e) < 0 ||
+        gpu_check(g, cudaDeviceGetAttribute(&g->cooperative, cudaDevAttrCooperativeLaunch, device),
+                  "asking the device", e) < 0 ||
         gpu_check(g, cudaStreamCreateWithFlags(&g->stream[0], cudaStreamNonBlocking), "stream", e) < 0 ||
         gpu_check(g, cudaStreamCreateWithFlags(&g->stream[1], cudaStreamNonBlocking), "stream", e) < 0) {
         gpu_close(g);

@@ -385,6 +385,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr what, int)
     case cudaDevAttrComputeCapabilityMinor: *value = CAPABILITY_MINOR; break;
     case cudaDevAttrMemoryClockRate: case cudaDevAttrClockRate: *value = 1000000; break;
     case cudaDevAttrGlobalMemoryBusWidth: *value = 256; break;
+    case cudaDevAttrCooperativeLaunch: *value = 0; break;
     default: return result(cudaErrorInvalidValue);
     }
     return result(cudaSuccess);
