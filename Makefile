@@ -177,11 +177,11 @@ $(O)/web/%.hash: libcommon/serve/web/% scripts/octal.awk
 $(O)/web/%.gz: libcommon/serve/web/% $(O)/web/version
 	sed "s/@VERSION@/$$(cat $(O)/web/version)/g" $< | gzip -9n >$@
 
-$(B)/gpu/%.o: gpu/%.cu
+$(B)/%.o: %.cu
 	@mkdir -p $(@D)
 	$(NVCC) $(NVFLAGS) $(NVCODE) -MMD -MP -c -o $@ $<
 
-$(E)/gpu/kernels/%.o: gpu/kernels/%.cu
+$(E)/%.o: %.cu
 	@mkdir -p $(@D)
 	$(CXX) -x c++ $(EMUFLAGS) -fsanitize=thread -MMD -MP -c -o $@ $<
 $(E)/gpu/rt/%.o: gpu/rt/%.cc
@@ -243,6 +243,9 @@ $(B)/emulated/zse-%: $(O)/cmd/zse-%.o $(call objects,tests/lib/fault.c) $(B)/lib
 
 # Tests of the device: emulated in every build; natively with make check-gpu.
 $(B)/tests/unit/t-gpu-forward $(B)/tests/gpu/t-gpu-forward $(B)/ptx/t-gpu-forward: EXTRA := -Xlinker --wrap=gpu_choose
+$(B)/tests/unit/t-gpu-grid: $(E)/tests/gpu/grid.o
+$(B)/tests/gpu/t-gpu-grid: $(B)/tests/gpu/grid.o
+$(B)/ptx/t-gpu-grid: $(B)/ptx/tests/gpu/grid.o
 $(B)/tests/unit/t-gpu-%: $(O)/tests/unit/t-gpu-%.o $(B)/emulated/libgpu.a $(B)/libzse.a
 	$(CC) $(CFLAGS) $(LDFLAGS) -pthread -o $@ $^ $(PKG_LIBS) $(EXTRA) -lcmocka $(GPU_LIBS) -lstdc++ -lm
 $(B)/tests/gpu/t-gpu-%: $(O)/tests/unit/t-gpu-%.o $(B)/libzse.a
@@ -293,7 +296,7 @@ PTXFLAGS := -std=c++20 -O2 -ftree-vectorize -g1 -march=native -I. -I$(dir $(real
 PTX_OBJS := $(patsubst %.cu,$(B)/ptx/%.o,$(KERNELS) gpu/rt/rt.cu)
 PTX_RUN  := $(patsubst %.cc,$(B)/ptx/%.o,$(wildcard tests/ptx/*.cc))
 PTX_TESTS := $(patsubst tests/unit/%.c,$(B)/ptx/%,$(wildcard tests/unit/t-gpu-*.c))
-$(B)/ptx/gpu/%.o: gpu/%.cu
+$(B)/ptx/%.o: %.cu
 	@mkdir -p $(@D)
 	$(NVCC) -std=c++17 -O3 -fmad=false -lineinfo -I. $(PTX_DEFINES) -gencode $(PTX_CODE) --no-compress -MMD -MP -c -o $@ $<
 $(B)/ptx/tests/ptx/%.o: tests/ptx/%.cc
@@ -366,4 +369,5 @@ clean:
 .PHONY: all lib unit syntax emulated gpu-tests ptx-tests check-ptx check-gpu check dist completions
 .PHONY: install uninstall clean
 .SECONDARY:
--include $(OBJS:.o=.d) $(CUDA_OBJS:.o=.d) $(PTX_OBJS:.o=.d) $(PTX_RUN:.o=.d) $(wildcard $(O)/tests/bench/*.d)
+-include $(OBJS:.o=.d) $(CUDA_OBJS:.o=.d) $(PTX_OBJS:.o=.d) $(PTX_RUN:.o=.d) $(wildcard $(O)/tests/bench/*.d) \
+         $(wildcard $(addsuffix /tests/gpu/*.d,$(E) $(B) $(B)/ptx))

@@ -16,30 +16,26 @@
 DEVICE void grid_arrive(unsigned *arrived)
 {
     __syncthreads();                    /* all threads have written */
-#ifdef __CUDACC__
     if (threadIdx.x == 0) {
         __threadfence();
-        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(arrived) : "memory");
+        EITHER(asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(arrived) : "memory"),
+               emulated_grid_arrive(arrived));
     }
-#else
-    if (threadIdx.x == 0)
-        emulated_grid_arrive(arrived);
-#endif
 }
 
 /* All threads call it: until n arrivals. */
 DEVICE void grid_wait(const unsigned *arrived, unsigned n)
 {
-#ifdef __CUDACC__
     if (threadIdx.x == 0) {
+#ifdef __CUDACC__
         unsigned v;
         do
             asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(arrived) : "memory");
         while (v < n);
-    }
 #else
-    emulated_grid_wait(arrived, n);
+        emulated_grid_wait(arrived, n);
 #endif
+    }
     __syncthreads();                    /* thread 0 has waited */
 }
 

@@ -3,16 +3,17 @@
  *
  * The threads of a block are fibers of one thread, run in order; blocks run one after the other,
  * except those of launch_together(): they take turns, in an order that changes, whenever all
- * threads of one wait.  A
- * warp's collectives (shuffles, votes, __syncwarp, mma, ldmatrix) wait until all 32 lanes have
- * arrived, __syncthreads until all threads have; a block whose threads wait for an event that
- * cannot happen is an error that names the kernel.
+ * threads of one wait.  A warp's collectives (shuffles, votes, __syncwarp, mma, ldmatrix) wait
+ * until all 32 lanes have arrived, __syncthreads until all threads have; a block whose threads wait
+ * for an event that cannot happen is an error that names the kernel.
  *
  * Checks, for a device opened with debug_sync: the bounds of device memory and shared memory are
  * tracked.  In objects compiled with -fsanitize=thread the compiler calls a function at every
  * access (emulated.cc has these functions).  Errors are: accesses outside of bounds, a read of
  * shared memory that was not written, and accesses of two threads to one byte of shared memory
- * without a barrier between them.  Lanes of a warp are ordered by its collectives. */
+ * without a barrier between them.  Lanes of a warp are ordered by its collectives.  Of a
+ * launch_together() also accesses of two blocks to one byte of device memory that are not ordered
+ * (emulated_blocks.cc). */
 #ifndef ZSE_GPU_RT_EMULATE_H
 #define ZSE_GPU_RT_EMULATE_H
 
@@ -130,7 +131,7 @@ template <bool MOST> static inline uint32_t emulated_extreme(uint32_t v)
 }
 static inline uint32_t __reduce_max_sync(uint32_t, uint32_t v) { return emulated_extreme<true>(v); }
 static inline uint32_t __reduce_min_sync(uint32_t, uint32_t v) { return emulated_extreme<false>(v); }
-/* Blocks run one after the other. */
+/* Blocks run one after the other, or take turns when all threads of one wait. */
 static inline void __threadfence() {}
 
 static inline float rsqrtf(float x) { return 1 / sqrtf(x); }

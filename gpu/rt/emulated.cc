@@ -287,28 +287,9 @@ static void check_shared(size_t at, size_t n, bool write)
     }
 }
 
-/* Atomics do not conflict with each other, but they do with other accesses to the same bytes
- * without a barrier in between. */
-enum { ATOMIC = 0x7fe0 };               /* the `writer` of atomics: not the number of any thread */
-
-static void check_atomic(const void *address, size_t n)
+static void check(const void *address, size_t n, enum blocks_access kind)
 {
-    const uint8_t *p = (const uint8_t *)address;
-    if (!checking || p < m.shared || p >= m.shared + MAX_SHARED)
-        return;
-    const size_t at = (size_t)(p - m.shared);
-    if (at + n > m.shared_size)
-        return complain("atomic of %zu bytes at %zu of %zu bytes of shared memory", n, at, m.shared_size);
-    for (size_t i = at / 4; i <= (at + n - 1) / 4; i++) {
-        if (m.shadows[i].writer != ATOMIC || m.shadows[i].write.block != m.generation)
-            check_shared(4 * i, 4, false), check_shared(4 * i, 4, true);
-        m.shadows[i].writer = ATOMIC;
-        m.shadows[i].write = { m.generation, 0, 0 };
-    }
-}
-
-static void check(const void *address, size_t n, bool write)
-{
+    const bool write = kind == BLOCKS_WRITE || kind == BLOCKS_ATOMIC;
     if (!m.self)
         return;
     const uint8_t *p = (const uint8_t *)address;
@@ -350,6 +331,8 @@ static void check(const void *address, size_t n, bool write)
                      r.size);
         else if ((uintptr_t)p % (n < 16 ? n : 16))
             complain("access of %zu bytes at %td of an allocation is not aligned", n, p - r.p);
+        else if (m.together)
+            blocks_access((int)m.self->id.block.x, p, n, kind, (size_t)(p - r.p));
         return;
     }
     guess.page = page;
@@ -358,7 +341,34 @@ static void check(const void *address, size_t n, bool write)
 static inline void check_access(const void *address, size_t n, bool write)
 {
     if (checking)
-        check(address, n, write);
+        check(address, n, write ? BLOCKS_WRITE : BLOCKS_READ);
+}
+
+/* Atomics do not conflict with each other, but they do with other accesses to the same bytes
+ * without a barrier in between. */
+enum { ATOMIC = 0x7fe0 };               /* the `writer` of atomics: not the number of any thread */
+
+static void check_atomic(const void *address, size_t n)
+{
+    const uint8_t *p = (const uint8_t *)address;
+    if (!checking)
+        return;
+    if (p < m.shared || p >= m.shared + MAX_SHARED) {
+        if (m.together) {
+            check(p, n, BLOCKS_ATOMIC);
+            blocks_atomic((int)m.self->id.block.x, p);
+        }
+        return;
+    }
+    const size_t at = (size_t)(p - m.shared);
+    if (at + n > m.shared_size)
+        return complain("atomic of %zu bytes at %zu of %zu bytes of shared memory", n, at, m.shared_size);
+    for (size_t i = at / 4; i <= (at + n - 1) / 4; i++) {
+        if (m.shadows[i].writer != ATOMIC || m.shadows[i].write.block != m.generation)
+            check_shared(4 * i, 4, false), check_shared(4 * i, 4, true);
+        m.shadows[i].writer = ATOMIC;
+        m.shadows[i].write = { m.generation, 0, 0 };
+    }
 }
 
 template <class T, class F> static T replace(T *p, F f)
@@ -377,7 +387,12 @@ unsigned atomicAnd(unsigned *p, unsigned v) { return replace(p, [v](unsigned x) 
 unsigned atomicOr(unsigned *p, unsigned v) { return replace(p, [v](unsigned x) { return x | v; }); }
 
 /* Copies are done as late as the rules allow, so that a missing wait becomes visible. */
-void emulated_copy(void *to, const void *from, int n) { m.copies.push_back({ m.self, m.self->n_groups, to, from, n }); }
+void emulated_copy(void *to, const void *from, int n)
+{
+    if (m.together)                     /* it may read now, too */
+        check_access(from, (size_t)n, false);
+    m.copies.push_back({ m.self, m.self->n_groups, to, from, n });
+}
 void emulated_commit() { m.self->n_groups++; }
 void emulated_wait(int n)
 {
@@ -410,7 +425,10 @@ void emulated_grid_arrive(unsigned *arrived)
 {
     if (!can_meet("grid_arrive"))
         return;
-    check_access(arrived, sizeof *arrived, true);
+    if (checking && m.together) {
+        check(arrived, sizeof *arrived, BLOCKS_ATOMIC);
+        blocks_arrive((int)m.self->id.block.x, arrived);
+    }
     m.n_arrivals++;
     ++*arrived;
 }
@@ -419,9 +437,12 @@ void emulated_grid_wait(const unsigned *arrived, unsigned n)
 {
     if (!can_meet(in_grid_wait))
         return;
-    check_access(arrived, sizeof *arrived, false);
     while (*arrived < n)
         wait_for(arrived, in_grid_wait);
+    if (checking && m.together) {
+        blocks_wait((int)m.self->id.block.x, arrived, n);
+        check(arrived, sizeof *arrived, BLOCKS_ATOMIC_READ);
+    }
 }
 
 /* Called by emulated_hopper.cc. */
@@ -529,15 +550,15 @@ static bool run_warps()
     return any;
 }
 
-/* Number of threads of the block that wait, and an event that they wait for: grid_wait only if they
- * wait for nothing else. */
+/* Number of threads of the block that wait, and an event that they wait for: grid_wait if one does,
+ * because the others wait for that one. */
 static int waiting(const char **where)
 {
     int n = 0;
     *where = "";
     for (int i = 0; i < m.n_threads; i++)
         if (!m.fibers[i].done) {
-            if (n++ == 0 || m.fibers[i].waits_in != in_grid_wait)
+            if (n++ == 0 || *where != in_grid_wait)
                 *where = m.fibers[i].waits_in;
         }
     return n;
@@ -611,10 +632,10 @@ static void complain_of_blocks(int n_blocks)
     turn_to(stuck);
     const int n = waiting(&where);
     if (arrivals[least] < most)
-        complain("%d of %d threads of block %d wait in %s; block %d has arrived %u times, another %u times", n,
-                 m.n_threads, stuck, where, least, arrivals[least], most);
+        complain("%d of %d threads of block %d wait in %s; block %d has made %u of %u arrivals", n, m.n_threads, stuck,
+                 where, least, arrivals[least], most);
     else
-        complain("%d of %d threads of block %d wait in %s; all blocks have arrived %u times", n, m.n_threads, stuck,
+        complain("%d of %d threads of block %d wait in %s; all blocks have made %u arrivals", n, m.n_threads, stuck,
                  where, most);
 }
 
@@ -683,6 +704,8 @@ int emulated_run(struct gpu *g, const char *name, const emulated_shape &shape, c
     m.shared_size = shape.shared;
     m.n_blocks = grid.x * grid.y * grid.z;
     m.together = shape.together;
+    if (shape.together)
+        blocks_begin();
     m.error[0] = '\0';
     checking = g->debug_sync;
     if (shape.together)

@@ -1,5 +1,6 @@
 /* internal.h - the interface between the parts of the emulation: emulated.cc (running a
- * kernel), emulated_hopper.cc (compute capability 9.0) and emulated_device.cc (rt.h). */
+ * kernel), emulated_blocks.cc (races between blocks), emulated_hopper.cc (compute capability 9.0)
+ * and emulated_device.cc (rt.h). */
 #ifndef ZSE_GPU_RT_INTERNAL_H
 #define ZSE_GPU_RT_INTERNAL_H
 
@@ -64,6 +65,17 @@ void emulated_complain(const char *fmt, ...) __attribute__((format(printf, 1, 2)
 void emulated_wait_for(const unsigned *generation, const char *what);
 /* Check an access of this thread to n bytes. */
 void emulated_access(const void *p, size_t n, bool write);
+
+/* ---- emulated_blocks.cc ---- */
+void blocks_begin();                    /* a launch_together() starts */
+/* Check an access of block `me` to global memory.  at: its place in the allocation, for errors. */
+enum blocks_access { BLOCKS_READ, BLOCKS_WRITE, BLOCKS_ATOMIC, BLOCKS_ATOMIC_READ };
+void blocks_access(int me, const void *p, size_t n, enum blocks_access kind, size_t at);
+/* Block `me` performs an atomic operation; arrives at a barrier, before the counter changes; has
+ * waited for n arrivals. */
+void blocks_atomic(int me, const void *p);
+void blocks_arrive(int me, const unsigned *counter);
+void blocks_wait(int me, const unsigned *counter, unsigned n);
 
 /* ---- emulated_hopper.cc ---- */
 void hopper_begin();                    /* a block starts */

@@ -1,0 +1,45 @@
+/* grid.h - kernels for t-gpu-grid.c: their blocks run at the same time and exchange values. */
+#ifndef ZSE_TESTS_GPU_GRID_H
+#define ZSE_TESTS_GPU_GRID_H
+
+#include <stdint.h>
+
+#include "gpu/rt/rt.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { GRID_THREADS = 64 };
+/* The fault of a kernel, or none:
+ *   no wait        blocks arrive, but do not wait
+ *   waits early    for one arrival less
+ *   late write     after the arrival
+ *   early copy     starts before the wait
+ *   overwrites     what other blocks may still read
+ *   never arrives  the last block ends after one step
+ *   resets         the counter before all blocks have waited
+ *   no barrier     between the copies of threads to shared memory and reads of others
+ *   unwritten      block 1 reads shared memory that only the others have written
+ *   beyond         writes after the end of x */
+#define GRID_FAULTS(F) \
+    F(GRID_RIGHT) F(GRID_NO_WAIT) F(GRID_WAITS_EARLY) F(GRID_LATE_WRITE) F(GRID_EARLY_COPY) F(GRID_OVERWRITES) \
+    F(GRID_NEVER_ARRIVES) F(GRID_RESETS) F(GRID_NO_BARRIER) F(GRID_UNWRITTEN) F(GRID_BEYOND)
+#define GRID_FAULT(f) f,
+enum grid_fault { GRID_FAULTS(GRID_FAULT) };
+#undef GRID_FAULT
+
+/* n_steps times, for thread t of block b: x[b][t] = step + 1 + the sum over all blocks i of
+ * (i + b + 2) * x[i][(t + 1) % GRID_THREADS], then total[t] = the sum of x[i][t].
+ *   x                2 [n_blocks][GRID_THREADS]: the values before even and before odd steps
+ *   arrived, ticket  words that are 0, before and after
+ * together: by launch_together(), otherwise by launch(). */
+struct grid_exchange { uint32_t *x, *total; unsigned *arrived, *ticket; int n_steps; };
+int grid_exchange(struct gpu *g, const struct grid_exchange *o, int n_blocks, int together, enum grid_fault fault,
+                  struct err *e);
+int grid_blocks(struct gpu *g, int threads, size_t shared);     /* blocks_together() of the kernel */
+
+#ifdef __cplusplus
+}
+#endif
+#endif
