@@ -306,36 +306,6 @@ int gpu_state_gate(struct gpu *g, const struct gpu_gate *o, struct err *e);
 /* Prepare all tokens of a step. */
 int gpu_prepare(struct gpu *g, const struct gpu_prepare *o, struct err *e);
 
-/* Attention of every token to its sequence. */
-struct gpu_attention {
-    const float *q;
-    float *out;                         /* f32 [n][n_heads * head_dim], or NULL */
-    uint16_t *act; int act_stride;      /* f16 for the next linear layer, or NULL */
-    enum gpu_act_order order;           /* order of act */
-    int n_heads, n_kv_heads, head_dim, window, chunk;           /* chunk: as in struct config */
-    /* decode and latent only: above 0, a KV block has [16 tokens][head_dim], and values are the
-     * first value_dim elements of keys; no window, softcap or alibi */
-    int value_dim;
-    float scale, softcap;
-    const float *alibi;                 /* [n_heads] or NULL */
-    const float *sinks;                 /* [n_heads] scores without a value, or NULL */
-    /* [n][n_heads * head_dim / gate_each]: the output is multiplied by the sigmoids of these, each
-     * of which is for gate_each elements; NULL: no gates */
-    const float *gate; int gate_each;
-    struct gpu_step step;
-    struct gpu_kv kv;
-    /* decode: the tokens rows[0..n_rows) */
-    const int32_t *rows; int n_rows;
-    float *partial;                     /* [n_rows][n_heads][max_splits][head_dim + 2] */
-    unsigned *arrived;                  /* [n_rows][n_heads] counters, 0 before and after */
-    /* decode: head_dim above 0: also prepare the step's only token, for which gpu_attn_prepares()
-     * is 1; queries are not written, and q is not read */
-    struct gpu_prepare prepare;
-    /* splits of this launch: at least those of the longest sequence */
-    int max_splits;
-    /* prefill: tiles of consecutive tokens of one sequence: first token and number */
-    const int32_t *tiles; int n_tiles;
-};
 /* Multi-head latent attention, absorbed (arXiv:2405.04434, section 2.1): norm the latent of each
  * token, rotate its key and the queries, and store latent and key in the KV block. */
 struct gpu_latent {
@@ -351,9 +321,7 @@ struct gpu_latent {
 };
 int gpu_latent(struct gpu *g, const struct gpu_latent *o, struct err *e);
 
-/* Number of positions of a split.  It is fixed, so that the result of a sequence does not depend on
- * the other sequences of the batch. */
-enum { GPU_SPLIT = 128 };
+/* Attention of every token to its sequence. */
 int gpu_attn_decode(struct gpu *g, const struct gpu_attention *o, struct err *e);
 /* Most query heads of a block, and the number of them if `share` heads share a key: halved as long
  * as the launch, which has n_splits blocks for each group of heads, leaves half of the
@@ -367,15 +335,12 @@ static inline int gpu_attn_group(int share, int n_splits, int n_sms)
         group /= 2;
     return group;
 }
-/* Most shared memory for which blocks copy the keys and values of the only token's splits. */
-enum { GPU_ATTN_COPIED = 96 * 1024 };
 /* A token's key may be prepared by the blocks that read it: with one token, up to GPU_ATTN_GROUP
  * heads that share a key, and scales of their own. */
 static inline int gpu_attn_prepares(const struct gpu_prepare *o)
 {
     return o->step.n == 1 && o->n_heads / o->n_kv_heads <= GPU_ATTN_GROUP && o->kv.type != KV_T2;
 }
-enum { GPU_ATTN_MAX_DIM = 256 };
 #define GPU_ATTN_TILE(head_dim) ((head_dim) <= 128 ? 128 : 64)          /* most tokens of a tile */
 int gpu_attn_prefill(struct gpu *g, const struct gpu_attention *o, struct err *e);
 /* Latent attention (value_dim above 0) of tiles of up to GPU_ATTN_TILE tokens; only `out` is

@@ -1,6 +1,6 @@
 /* heads.cuh - a head of queries, keys or values between its projection and attention: norm,
  * rotation, and its slot in a KV block.  The kernel that prepares all heads of a step (prepare.cu)
- * and attention of a step's only token (attn_decode.cu) give the same bits. */
+ * and attention of a step's only token (attn_split.cuh) give the same bits. */
 #ifndef ZSE_GPU_PRIM_HEADS_CUH
 #define ZSE_GPU_PRIM_HEADS_CUH
 
@@ -209,8 +209,8 @@ struct head_parts {
         for (int j = 0; j < HEAD_MOST; j++) {
             const int d = lane + 32 * j, row = h * dim + d;
             const bool is_there = d < dim;
-            scale[j] = is_there ? ACT_UNIT * float_of(load4(s.tiles + (size_t)(row / 32) * s.tile_bytes + row % 32 * 4))
-                                : 0;
+            const uint8_t *const tile = s.tiles + (size_t)(row / 32) * s.tile_bytes;
+            scale[j] = !is_there ? 0 : s.tiles ? ACT_UNIT * float_of(load4(tile + row % 32 * 4)) : 1;
             bias[j] = is_there && s.bias ? s.bias[row] : -0.0f;
         }
     }

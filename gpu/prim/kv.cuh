@@ -31,37 +31,49 @@ DEVICE int kv_in_tail(int p, int pos) { return p < KV_SINKS || p >= kv_tail_from
  * 1/256 of the value, which kv_scale() corrects.  NaN, which is never stored, becomes 480. */
 DEVICE uint32_t kv_f8_pair(uint32_t high_bytes) { return (high_bytes & 0x80008000) | (high_bytes >> 1 & 0x3f803f80); }
 
-/* Load 8 elements from element e on.  In formats with scales the result must still be multiplied
- * by kv_scale(). */
-template <int KV> DEVICE void kv_load(float v[8], const uint8_t *block, int e)
+/* 16, 8 or 4 bytes; words from there on are 0. */
+template <int BYTES> DEVICE uint4 load_up_to_16(const void *p)
 {
+    if (BYTES == 16)
+        return load16(p);
+    const uint2 u = BYTES == 8 ? load8(p) : make_uint2(load4(p), 0);
+    return make_uint4(u.x, u.y, 0, 0);
+}
+
+/* Load v [N], 4 or 8 elements, from element e on, which is a multiple of N.  In formats with scales
+ * the result must still be multiplied by kv_scale(). */
+template <int KV, int N = 8> DEVICE void kv_load(float *v, const uint8_t *block, int e)
+{
+    static_assert(N == 4 || N == 8, "whole words of every format");
     if (KV == KV_F32) {
-        const float4 a = *reinterpret_cast<const float4 *>(block + e * 4),
-                     b = *reinterpret_cast<const float4 *>(block + e * 4 + 16);
-        v[0] = a.x, v[1] = a.y, v[2] = a.z, v[3] = a.w, v[4] = b.x, v[5] = b.y, v[6] = b.z, v[7] = b.w;
-    } else if (KV == KV_F16 || KV == KV_BF16) {
-        const uint4 u = load16(block + e * 2);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < N; i += 4) {
+            const float4 a = *reinterpret_cast<const float4 *>(block + e * 4 + i * 4);
+            v[i] = a.x, v[i + 1] = a.y, v[i + 2] = a.z, v[i + 3] = a.w;
+        }
+    } else if (KV == KV_F16 || KV == KV_BF16) {
+        const uint4 u = load_up_to_16<N * 2>(block + e * 2);
+#pragma unroll
+        for (int i = 0; i < N / 2; i++) {
             const uint32_t w = word_of(u, i);
             v[2 * i] = KV == KV_F16 ? half_low(w) : float_of(w << 16);
             v[2 * i + 1] = KV == KV_F16 ? half_high(w) : float_of(w & 0xffff0000);
         }
     } else if (KV == KV_I4) {
-        const uint2 u = load8(block + e / 16 * 8);
+        const uint4 u = load_up_to_16<N>(block + e / 16 * 8 + (e & (8 - N)));
         const int up = e & 8 ? 24 : 28;
 #pragma unroll
-        for (int i = 0; i < 8; i++)
+        for (int i = 0; i < N; i++)
             v[i] = (float)((int32_t)((i < 4 ? u.x : u.y) << (up - 8 * (i % 4))) >> 28);
     } else if (KV == KV_T2) {
-        const uint32_t w = *reinterpret_cast<const uint32_t *>(block + e / 16 * 4) >> 2 * (e & 8);
+        const uint32_t w = *reinterpret_cast<const uint32_t *>(block + e / 16 * 4) >> 2 * (e & (16 - N));
 #pragma unroll
-        for (int i = 0; i < 8; i++)     /* code 1: +1, code 2: -1 */
+        for (int i = 0; i < N; i++)     /* code 1: +1, code 2: -1 */
             v[i] = (float)((int)(w >> 2 * i & 1) - (int)(w >> (2 * i + 1) & 1));
     } else {
-        const uint2 u = load8(block + e);
+        const uint4 u = load_up_to_16<N>(block + e);
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
+        for (int i = 0; i < N / 2; i++) {
             const uint32_t w = i < 2 ? u.x : u.y;
             if (KV == KV_F8) {
                 const uint32_t h = kv_f8_pair(prmt(w, 0, i % 2 ? 0x3424 : 0x1404));

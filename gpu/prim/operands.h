@@ -47,7 +47,9 @@ struct gpu_norm {
  * be added to the rows of a norm: x += scale * (sum over the parts * scale of the row + bias). */
 struct gpu_part_sums {
     const float *part; int n_parts, ld;
-    const uint8_t *tiles; uint64_t tile_bytes;  /* of the matrix: tiles begin with the scales of 32 rows */
+    /* of the matrix, whose tiles begin with the scales of 32 rows; for gpu_prepare it may be NULL:
+     * the sums are scaled */
+    const uint8_t *tiles; uint64_t tile_bytes;
     const float *bias; float scale;             /* bias: NULL: none */
 };
 enum { GPU_NORM_MOST = 8192 };          /* most columns of a row that a block keeps in registers */
@@ -229,6 +231,41 @@ struct gpu_prepare {
     struct gpu_kv kv;
     /* gpu_prepare: sums of parts of k that are q, k and v (scale: not used); n_parts 0: none */
     struct gpu_part_sums parts[3];
+};
+
+/* Attention of every token to its sequence, by tiles of tokens or by splits: GPU_SPLIT positions,
+ * fixed, so that the result of a sequence does not depend on the other sequences of the batch. */
+enum { GPU_SPLIT = 128, GPU_ATTN_MAX_DIM = 256 /* of a head */ };
+/* Most shared memory for which blocks copy the keys and values of the only token's splits. */
+enum { GPU_ATTN_COPIED = 96 * 1024 };
+struct gpu_attention {
+    const float *q;
+    float *out;                         /* f32 [n][n_heads * head_dim], or NULL */
+    uint16_t *act; int act_stride;      /* f16 for the next linear layer, or NULL */
+    enum gpu_act_order order;           /* order of act */
+    int n_heads, n_kv_heads, head_dim, window, chunk;           /* chunk: as in struct config */
+    /* decode and latent only: above 0, a KV block has [16 tokens][head_dim], and values are the
+     * first value_dim elements of keys; no window, softcap or alibi */
+    int value_dim;
+    float scale, softcap;
+    const float *alibi;                 /* [n_heads] or NULL */
+    const float *sinks;                 /* [n_heads] scores without a value, or NULL */
+    /* [n][n_heads * head_dim / gate_each]: the output is multiplied by the sigmoids of these, each
+     * of which is for gate_each elements; NULL: no gates */
+    const float *gate; int gate_each;
+    struct gpu_step step;
+    struct gpu_kv kv;
+    /* decode: the tokens rows[0..n_rows) */
+    const int32_t *rows; int n_rows;
+    float *partial;                     /* [n_rows][n_heads][max_splits][head_dim + 2] */
+    unsigned *arrived;                  /* [n_rows][n_heads] counters, 0 before and after */
+    /* decode: head_dim above 0: also prepare the step's only token, for which gpu_attn_prepares()
+     * is 1; queries are not written, and q is not read */
+    struct gpu_prepare prepare;
+    /* splits of this launch: at least those of the longest sequence */
+    int max_splits;
+    /* prefill: tiles of consecutive tokens of one sequence: first token and number */
+    const int32_t *tiles; int n_tiles;
 };
 
 #ifdef __cplusplus

@@ -745,7 +745,7 @@ static int prepares_at_once(const struct walk *w)
     return w->n == 1 && !w->n_tiles && c->n_heads / c->n_kv_heads <= GPU_ATTN_GROUP;
 }
 
-/* Shared memory of a launch (attn_decode.cu); copied: with the keys and values of a split. */
+/* Follows attn_split_bytes(); copied: with the keys and values of a split. */
 enum { SPLIT_THREADS = 256 };
 static size_t split_room(int group, int dim, int copied)
 {
