@@ -490,7 +490,7 @@ bool decode_memory(assembler &as, const statement &s, op &o)
         return true;
     }
     if (s.full == "cp.async.wait_group" || s.full == "cp.async.wait_all") {
-        o.imm = s.o.empty() ? 0 : (int64_t)s.o[0].value;
+        o.imm = s.o.empty() ? -1 : (int64_t)s.o[0].value;       /* all: also those of no group yet */
         o.run = run_wait;
         return true;
     }

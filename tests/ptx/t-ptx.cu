@@ -39,12 +39,17 @@ __global__ void reaches(int *out, int n)
     room[n] = 1;
     *out = room[n];
 }
+/* WAIT: the groups that may be under way; -1: wait_all, for a copy that is in no group. */
 template <int WAIT> __global__ void copies(int *out, const int *from)
 {
     const unsigned to = (unsigned)__cvta_generic_to_shared(room);
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" :: "r"(to), "l"(from) : "memory");
-    asm volatile("cp.async.commit_group;" ::: "memory");
-    asm volatile("cp.async.wait_group %0;" :: "n"(WAIT) : "memory");
+    if (WAIT >= 0) {
+        asm volatile("cp.async.commit_group;" ::: "memory");
+        asm volatile("cp.async.wait_group %0;" :: "n"(WAIT) : "memory");
+    } else {
+        asm volatile("cp.async.wait_all;" ::: "memory");
+    }
     *out = *reinterpret_cast<volatile int *>(room);
 }
 __global__ void never_meet()
@@ -144,6 +149,8 @@ static void kernels()
     expect("shared memory beyond the launch's", "at 64 of 64 bytes");
     copies<0><<<1, 1, 16>>>(device, device);
     expect("a copy that was waited for", nullptr);
+    copies<-1><<<1, 1, 16>>>(device, device);
+    expect("a copy of no group that was waited for", nullptr);
     copies<1><<<1, 1, 16>>>(device, device);
     expect("a copy that was not waited for", "under way");
     never_meet<<<1, 64>>>();
