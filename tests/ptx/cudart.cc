@@ -25,7 +25,7 @@
 #include "tests/ptx/ptx.h"
 #include "tests/ptx/tensor_map.h"
 
-enum { SMS = 4, CAPABILITY_MAJOR = 9, CAPABILITY_MINOR = 0, SHARED_PLAIN = 48 << 10, SHARED_MOST = 227 << 10,
+enum { CAPABILITY_MAJOR = 9, CAPABILITY_MINOR = 0, SHARED_PLAIN = 48 << 10, SHARED_MOST = 227 << 10,
        DRIVER = 13000 };
 static const size_t MEMORY = (size_t)4 << 30;
 
@@ -252,7 +252,7 @@ cudaError_t __cudaGetKernel(cudaKernel_t *kernel, const void *host)
     return cudaSuccess;
 }
 static cudaError_t launch_kernel(const void *host, dim3 grid, dim3 block, void **args, size_t shared,
-                                 cudaStream_t stream, enum dependence dependence)
+                                 cudaStream_t stream, enum dependence dependence, bool together)
 {
     HOLD;
     auto it = entries.find(host);
@@ -277,6 +277,8 @@ static cudaError_t launch_kernel(const void *host, dim3 grid, dim3 block, void *
         return result(cudaErrorInvalidConfiguration);
     if (k->shared_bytes + shared > it->second.most_shared)
         return result(cudaErrorInvalidValue);
+    if (together && (uint64_t)grid.x * grid.y * grid.z > N_SMS)
+        return result(cudaErrorCooperativeLaunchTooLarge);
     /* A kernel can be a dependent of kernels alone. */
     if (dependence == DEPENDENT && !stream_of(stream)->after_kernel)
         return result(cudaErrorNotSupported);
@@ -286,24 +288,55 @@ static cudaError_t launch_kernel(const void *host, dim3 grid, dim3 block, void *
     const cudaError_t rc = enqueue(stream, [=] {
         memcpy(k->arguments.data(), values.data(), values.size());
         const unsigned g[3] = { grid.x, grid.y, grid.z }, b[3] = { block.x, block.y, block.z };
-        run_grid(k, g, b, shared, dependence);
+        run_grid(k, g, b, shared, dependence, together);
     });
     stream_of(stream)->after_kernel = rc == cudaSuccess;
     return rc;
 }
 cudaError_t cudaLaunchKernel(const void *host, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream)
 {
-    return launch_kernel(host, grid, block, args, shared, stream, PLAIN);
+    return launch_kernel(host, grid, block, args, shared, stream, PLAIN, false);
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *c, const void *host, void **args)
 {
     enum dependence dependence = PLAIN;
+    bool together = false;
     for (unsigned i = 0; i < c->numAttrs; i++) {
-        if (c->attrs[i].id != cudaLaunchAttributeProgrammaticStreamSerialization)
+        if (c->attrs[i].id == cudaLaunchAttributeCooperative)
+            together = c->attrs[i].val.cooperative != 0;
+        else if (c->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization)
+            dependence = c->attrs[i].val.programmaticStreamSerializationAllowed ? DEPENDENT : FIRST;
+        else
             return result(cudaErrorInvalidValue);
-        dependence = c->attrs[i].val.programmaticStreamSerializationAllowed ? DEPENDENT : FIRST;
     }
-    return launch_kernel(host, c->gridDim, c->blockDim, args, c->dynamicSmemBytes, c->stream, dependence);
+    if (together && dependence != PLAIN)
+        return result(cudaErrorNotSupported);
+    return launch_kernel(host, c->gridDim, c->blockDim, args, c->dynamicSmemBytes, c->stream, dependence, together);
+}
+/* A multiprocessor has room for one block.  PTX does not tell how many registers a kernel needs. */
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *n, const void *host, int threads,
+                                                                   size_t shared, unsigned)
+{
+    HOLD;
+    auto it = entries.find(host);
+    if (it == entries.end())
+        return result(cudaErrorInvalidDeviceFunction);
+    if (threads < 1)
+        return result(cudaErrorInvalidValue);
+    try {
+        module *m = module_of(it->second.of);
+        if (!m)
+            return result(cudaErrorInvalidDeviceFunction);
+        const kernel *k = module_kernel(m, it->second.name);
+        *n = threads <= k->most_threads && k->shared_bytes + shared <= it->second.most_shared;
+    } catch (const fault &f) {
+        failure = f.what();
+    }
+    return result(cudaSuccess);
+}
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *n, const void *host, int threads, size_t shared)
+{
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(n, host, threads, shared, cudaOccupancyDefault);
 }
 cudaError_t cudaFuncGetAttributes(struct cudaFuncAttributes *a, const void *)
 {
@@ -347,6 +380,7 @@ const char *cudaGetErrorString(cudaError_t rc)
     case cudaErrorInvalidConfiguration: return "invalid configuration argument";
     case cudaErrorInvalidDeviceFunction: return "invalid device function";
     case cudaErrorNotSupported: return "operation not supported";
+    case cudaErrorCooperativeLaunchTooLarge: return "too many blocks in cooperative launch";
     case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
     case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
     default: return "another error";
@@ -380,12 +414,12 @@ cudaError_t cudaDeviceReset(void)
 cudaError_t cudaDeviceGetAttribute(int *value, enum cudaDeviceAttr what, int)
 {
     switch (what) {
-    case cudaDevAttrMultiProcessorCount: *value = SMS; break;
+    case cudaDevAttrMultiProcessorCount: *value = N_SMS; break;
+    case cudaDevAttrCooperativeLaunch: *value = 1; break;
     case cudaDevAttrComputeCapabilityMajor: *value = CAPABILITY_MAJOR; break;
     case cudaDevAttrComputeCapabilityMinor: *value = CAPABILITY_MINOR; break;
     case cudaDevAttrMemoryClockRate: case cudaDevAttrClockRate: *value = 1000000; break;
     case cudaDevAttrGlobalMemoryBusWidth: *value = 256; break;
-    case cudaDevAttrCooperativeLaunch: *value = 0; break;
     default: return result(cudaErrorInvalidValue);
     }
     return result(cudaSuccess);
@@ -396,7 +430,8 @@ cudaError_t cudaGetDeviceProperties(struct cudaDeviceProp *p, int)
     strcpy(p->name, "PTX");
     p->major = CAPABILITY_MAJOR;
     p->minor = CAPABILITY_MINOR;
-    p->multiProcessorCount = SMS;
+    p->multiProcessorCount = N_SMS;
+    p->cooperativeLaunch = 1;
     p->l2CacheSize = 4 << 20;
     p->totalGlobalMem = MEMORY;
     return result(cudaSuccess);

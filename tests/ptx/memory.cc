@@ -94,10 +94,14 @@ void region_remove(void *p)
     n_changes++;
 }
 
-static const char *verb(enum access a) { return a == READ ? "read" : a == WRITE ? "write" : "atomic"; }
+const char *verb(enum access a)
+{
+    return a == READ ? "read" : a == WRITE ? "write" : a == ATOMIC ? "atomic" : "ld.acquire";
+}
 
 uint8_t *global_pointer(const op &o, int lane, uint64_t p, size_t n, enum access a)
 {
+    const bool writes = a == WRITE || a == ATOMIC;
     if (o.n_changes != n_changes || p < o.low || p + n > o.high) {
         region r;
         if (!region_of(p, r)) {
@@ -106,18 +110,20 @@ uint8_t *global_pointer(const op &o, int lane, uint64_t p, size_t n, enum access
         if (p + n > r.high)
             fail_at(lane, "%s of %zu bytes at %zu of an allocation of %zu bytes", verb(a), n, (size_t)(p - r.low),
                     (size_t)(r.high - r.low));
-        if (a != READ && !r.writable)
+        if (writes && !r.writable)
             fail_at(lane, "%s of %zu bytes of constants or parameters", verb(a), n);
         o.low = r.low, o.high = r.high, o.n_changes = n_changes;
     }
     if (p % n)
         fail_at(lane, "%s of %zu bytes at %#llx, which is not aligned", verb(a), n, (unsigned long long)p);
-    if (a != READ) {
+    if (writes) {
         check_waited(lane, verb(a));
         note_write(p, n);
     } else if (!(vm.now_warp->waited >> lane & 1) && was_written(p, n)) {
         fail_at(lane, "read of what a kernel before writes, before griddepcontrol.wait");
     }
+    if (vm.together)
+        order_access(lane, p, n, a);
     return (uint8_t *)p;
 }
 
@@ -218,7 +224,7 @@ static uint8_t *pointer(warp &w, const op &o, uint32_t reg, int lane, size_t n, 
         }
     }
     if (s == SHARED) {
-        check_shared(w, lane, at, n, a);
+        check_shared(w, lane, at, n, a == POLL ? READ : a);
         return vm.shared + at;
     }
     if (s == LOCAL) {
@@ -277,6 +283,34 @@ template <int N> static handler store_of(enum type t)
     }
 }
 
+static bool is_shared(const uint8_t *p) { return (uint64_t)p - (uint64_t)vm.shared < vm.shared_size; }
+
+/* ld.acquire.  A lane that reads the same word as its last one, at the same address, and finds the
+ * same value has polled without success: it waits until the other threads have had their turn. */
+template <class T> static void load_acquire(warp &w, const op &o, uint32_t on)
+{
+    uint32_t failed = 0;
+    EACH_LANE(i, on) {
+        T v;
+        const uint8_t *const p = pointer(w, o, o.a[1], (int)i, sizeof v, POLL);
+        memcpy(&v, p, sizeof v);
+        lane_of<T>(w.file, o.more[0], (int)i) = v;
+        if (vm.together && !is_shared(p))
+            order_synchronize((uint64_t)p, POLL, ACQUIRE);
+        auto &last = w.polled[i];
+        if (last.pc == w.pc && last.address == (uint64_t)p && last.value == v)
+            failed |= 1u << i;
+        last = { w.pc, (uint64_t)p, v };
+    }
+    vm.progress |= failed != on;
+    if (!failed)
+        return;
+    save(w);
+    w.at_poll |= failed;
+    w.parked |= failed;
+    regroup(w);
+}
+
 template <class T> static T bits(T a, T b, bool both)
 {
     if constexpr (std::is_integral_v<T>)
@@ -284,7 +318,8 @@ template <class T> static T bits(T a, T b, bool both)
     return a;
 }
 
-/* The operation is o.more[0]: 0 add, 1 min, 2 max, 3 and, 4 or, 5 xor, 6 exch, 7 cas. */
+/* The operation is o.more[0]: 0 add, 1 min, 2 max, 3 and, 4 or, 5 xor, 6 exch, 7 cas; more[1]: it
+ * returns the old value; more[2]: ACQUIRE, RELEASE. */
 template <class T> static void atomic(warp &w, const op &o, uint32_t on)
 {
     const int what = (int)o.more[0];
@@ -296,6 +331,8 @@ template <class T> static void atomic(warp &w, const op &o, uint32_t on)
         const T is = what == 0 ? (T)(old + v) : what == 1 ? (old < v ? old : v) : what == 2 ? (old > v ? old : v)
                      : what == 3 || what == 4 ? bits<T>(old, v, what == 3) : what == 6 ? v : other;
         memcpy(p, &is, sizeof is);
+        if (vm.together && !is_shared(p))
+            order_synchronize((uint64_t)p, ATOMIC, o.more[2]);
         if (o.more[1])
             lane_of<T>(w.file, o.a[0], (int)i) = old;
     }
@@ -322,8 +359,8 @@ static void address(assembler &as, const statement &s, op &o, const operand &x, 
 /* ---- cp.async: copies of 16 bytes by a thread, each done as late as allowed ---- */
 
 struct copy_under_way { size_t to; const uint8_t *from; size_t n; int group; };
-static std::vector<copy_under_way> copies[MAX_THREADS];
-static int n_groups[MAX_THREADS];
+static std::vector<std::vector<copy_under_way>> copies(MAX_THREADS);
+static std::vector<int> n_groups(MAX_THREADS);
 
 static void run_copy_async(warp &w, const op &o, uint32_t on)
 {
@@ -356,6 +393,8 @@ static void run_wait(warp &w, const op &o, uint32_t on)         /* wait until at
                 c[left++] = x;
                 continue;
             }
+            if (vm.together)            /* the copy reads at any time from its start to here */
+                order_access((int)i, (uint64_t)x.from, x.n, READ);
             memcpy(vm.shared + x.to, x.from, x.n);
             for (size_t b = x.to / 4; b < (x.to + x.n) / 4; b++)
                 shadows[b].written = key(me), shadows[b].write_collective = w.n_collectives;
@@ -370,6 +409,25 @@ void copies_begin()
         copies[i].clear();
         n_groups[i] = 0;
     }
+}
+
+/* ---- blocks of a cooperative launch ---- */
+
+struct block_memory {
+    unsigned epoch = 0, first_epoch = 0;
+    std::vector<shadow> shadows;
+    std::vector<std::vector<copy_under_way>> copies{ MAX_THREADS };
+    std::vector<int> n_groups = std::vector<int>(MAX_THREADS);
+};
+void block_memory_exchange(unsigned block)
+{
+    static block_memory of[N_SMS];
+    block_memory &b = of[block];
+    std::swap(vm.epoch, b.epoch);
+    std::swap(vm.first_epoch, b.first_epoch);
+    shadows.swap(b.shadows);
+    copies.swap(b.copies);
+    n_groups.swap(b.n_groups);
 }
 
 /* ---- ldmatrix: the target registers are in `more` ---- */
@@ -428,6 +486,11 @@ static bool decode_access(assembler &as, const statement &s, op &o)
         o.more.push_back(is_load ? target(x, o.wide) : source(as, x, o.wide));
     if (bits_of(t) == 64 && !o.wide)
         return false;
+    if (s.has("acquire") && !s.has("cta")) {
+        o.run = n > 1 || o.space == SHARED ? nullptr : t == U32 || t == B32 ? load_acquire<uint32_t>
+                : t == U64 || t == B64 ? load_acquire<uint64_t> : nullptr;
+        return o.run != nullptr;
+    }
     o.run = is_load ? n == 1 ? load_of<1>(t) : n == 2 ? load_of<2>(t) : load_of<4>(t)
                     : n == 1 ? store_of<1>(t) : n == 2 ? store_of<2>(t) : store_of<4>(t);
     return o.run != nullptr;
@@ -444,7 +507,9 @@ static bool decode_atomic(assembler &as, const statement &s, op &o)
     if (what == 8 || what == 5)
         return false;
     address(as, s, o, s.o[returns ? 1 : 0], 1);
-    o.more = { what, returns && s.o[0].kind == operand::REGISTER };
+    const uint32_t semantics = s.has("cta") ? 0 : s.has("acq_rel") ? ACQUIRE | RELEASE : s.has("acquire") ? ACQUIRE
+                               : s.has("release") ? RELEASE : 0;
+    o.more = { what, returns && s.o[0].kind == operand::REGISTER, semantics };
     if (o.more[1])
         o.a[0] = target(s.o[0], wide);
     o.a[2] = source(as, s.o[returns ? 2 : 1], wide);

@@ -556,9 +556,10 @@ void builder::instruction(const std::string &text)
         if (o.guard >= 0)
             fail("%s: a call with a guard", text.c_str());
         return call(s, text);
-    } else if (!decode_alu(*this, s, o) && !decode_memory(*this, s, o) && !decode_warp(*this, s, o) &&
-               !decode_hopper(*this, s, o)) {
-        fail("the instruction `%s` is not known", text.c_str());
+    } else if (!decode_alu(*this, s, o) && !decode_memory(*this, s, o) && !decode_warp(*this, s, o)) {
+        if (!decode_hopper(*this, s, o))
+            fail("the instruction `%s` is not known", text.c_str());
+        o.copy_engine = base != "fence";
     }
     emit(o, text);
 }

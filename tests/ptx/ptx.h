@@ -1,11 +1,14 @@
 /* ptx.h - an interpreter of PTX, for tests: it runs the code that nvcc made on a machine without a
  * GPU.  parse.cc parses the text into operations, decode.cc and memory.cc implement them,
- * machine.cc runs a grid of blocks, cudart.cc implements the functions of the CUDA runtime.
+ * machine.cc runs a grid of blocks, blocks.cc checks the order of their accesses, cudart.cc
+ * implements the functions of the CUDA runtime.
  *
  * The registers of a warp's 32 lanes lie side by side.  Of all lanes of a warp, those at the lowest
- * address execute the next operation.  Blocks run one after the other, warps in an order that the
- * seed (ZSE_PTX_SEED) determines.  A fault for which hardware would give a wrong number or an error
- * ends the kernel with a message that names kernel, block, thread and source line. */
+ * address execute the next operation.  Blocks run one after the other; those of a cooperative
+ * launch exist at the same time and take turns, each until its threads wait or their polls fail.
+ * The seed (ZSE_PTX_SEED) determines the order of warps, and of turns.  A fault for which hardware
+ * would give a wrong number or an error ends the kernel with a message that names kernel, block,
+ * thread and source line. */
 #ifndef ZSE_TESTS_PTX_PTX_H
 #define ZSE_TESTS_PTX_PTX_H
 
@@ -17,7 +20,8 @@
 #include <string>
 #include <vector>
 
-enum { LANES = 32, ALL_LANES = -1, MAX_THREADS = 1024, N_BARRIERS = 16, NEVER = 0x7fffffff };
+/* N_SMS: multiprocessors, each with room for one block of a cooperative launch. */
+enum { LANES = 32, ALL_LANES = -1, MAX_THREADS = 1024, N_BARRIERS = 16, N_SMS = 4, NEVER = 0x7fffffff };
 
 struct fault : std::runtime_error { using std::runtime_error::runtime_error; };
 [[noreturn]] void fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -40,6 +44,7 @@ struct op {
     int64_t imm = 0;                    /* an offset, a target, a constant */
     int guard = -1;                     /* predicate; -1: none */
     bool guard_not = false, wide = false, wide_address = false;     /* registers of 64 bits */
+    bool copy_engine = false;           /* an mbarrier, a copy of a tile, or wgmma */
     enum space space = GENERIC;
     int line = 0, file = 0;             /* line and file of the source */
     std::string text;                   /* text of the operation, for messages */
@@ -117,6 +122,10 @@ struct warp {
     int lane_pc[LANES];                 /* addresses of the lanes that are not active */
     uint32_t at_barrier[N_BARRIERS], at_phase, carry;
     uint32_t phase_of[LANES];           /* the mbarrier that a lane of at_phase waits for */
+    /* at_poll: lanes whose last ld.acquire read the same value as the one before.  woken: lanes
+     * that were at_poll and run to poll again. */
+    uint32_t at_poll, woken;
+    struct { int pc; uint64_t address, value; } polled[LANES];
     int index;
     unsigned n_collectives;             /* orders accesses of the lanes */
     uint32_t waited;                    /* lanes that have executed griddepcontrol.wait, or need not */
@@ -148,12 +157,16 @@ struct machine {
     enum dependence dependence;
     bool launched_early;                /* launch_dependents before wait, in any thread */
     bool yield;                         /* the running warp lets the others run first */
+    bool together;                      /* a cooperative launch: all blocks exist at the same time */
+    unsigned block_index;               /* the number of the block in a cooperative launch */
+    bool turn_over;                     /* the running block lets the others run first */
+    bool progress;                      /* a thread has run that does not poll, or a poll read a new value */
 };
 extern machine vm;
 
-/* Runs a grid; throws a fault. */
+/* Runs a grid, whose blocks run at the same time if `together`; throws a fault. */
 void run_grid(kernel *k, const unsigned grid[3], const unsigned block[3], size_t dynamic_shared,
-              enum dependence dependence);
+              enum dependence dependence, bool together);
 /* save: store the addresses of the active lanes.  regroup: choose the lanes that run next. */
 void save(warp &w);
 void regroup(warp &w);
@@ -163,6 +176,7 @@ void arrive(warp &w, uint32_t on, int barrier, unsigned n_threads);
 bool gather(warp &w, uint32_t mask, uint32_t &on);
 [[noreturn]] void fail_at(int lane, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 uint64_t draw(uint64_t n);              /* 0 to n - 1, from the seed */
+void draw_from(uint64_t seed);          /* another seed than ZSE_PTX_SEED; 0: draw() returns 0 */
 
 template <class T> static inline T &lane_of(uint8_t *file, uint32_t at, int i) { return ((T *)(file + at))[i]; }
 static inline uint64_t address_of(const warp &w, const op &o, uint32_t at, int i)
@@ -174,7 +188,8 @@ static inline uint64_t address_of(const warp &w, const op &o, uint32_t at, int i
 
 /* ---- memory ---- */
 
-enum access { READ, WRITE, ATOMIC };
+enum access { READ, WRITE, ATOMIC, POLL };      /* POLL: ld.acquire */
+const char *verb(enum access a);
 /* region_of: the allocation of cudart.cc that contains the address.  n_changes: number of changes
  * of the list of allocations so far. */
 struct region { uintptr_t low, high; bool writable; };
@@ -184,6 +199,9 @@ void region_add(void *p, size_t size, bool writable);
 void region_remove(void *p);
 
 void block_memory_begin();              /* a block begins */
+/* Exchange the state of shared memory and of asynchronous copies with that of this block of a
+ * cooperative launch. */
+void block_memory_exchange(unsigned block);
 void forget_writes();                   /* kernels have ended: what they wrote can be read */
 void keep_writes();                     /* the next kernel is a dependent of the last one */
 void check_waited(int lane, const char *what);          /* a fault if the lane has not waited */
@@ -192,6 +210,15 @@ void check_shared(const warp &w, int lane, size_t at, size_t n, enum access a);
 void shared_under_way(size_t at, size_t n);
 void shared_arrived(size_t at, size_t n);
 uint8_t *global_pointer(const op &o, int lane, uint64_t p, size_t n, enum access a);
+
+/* ---- blocks.cc: the order of accesses to global memory by blocks that run together ---- */
+
+void order_begin();                     /* a cooperative launch begins */
+/* Note an access; a fault if no atomics and fences order it after one of another block. */
+void order_access(int lane, uint64_t p, size_t n, enum access a);
+enum { ACQUIRE = 1, RELEASE = 2 };
+void order_synchronize(uint64_t p, enum access a, unsigned semantics);         /* after order_access() */
+void order_fence();
 
 /* hopper.cc */
 void hopper_begin();

@@ -5,6 +5,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "tests/ptx/ptx.h"
+
 extern __shared__ __align__(16) unsigned char room[];
 
 __global__ void beyond(float *p, int n) { p[blockIdx.x * blockDim.x + threadIdx.x + n] = 1; }
@@ -97,6 +99,101 @@ template <dependent_fault FAULT> __global__ void dependent(int *out, const int *
     if (FAULT == READS_OTHER_BLOCK)
         out[128 + threadIdx.x] = n;
     out[threadIdx.x] = out[threadIdx.x ^ 1] + n;
+}
+
+/* Kernels of cooperative launches.  In each of N_STAGES stages a block of 64 threads writes a row,
+ * all blocks meet, and each reads the rows of all.  Two buffers take turns, so that a block may
+ * write the next row while others read. */
+enum together_fault { MEET, NO_WAIT, NO_FENCE, WAITS_FOR_FEWER, POLLS_PLAINLY, ONE_BUFFER, COPIES_TOO_LONG, ONE_LEAVES,
+                      ONE_HANGS };
+enum { ROW = 64, N_STAGES = 5, MOD = 1009 };
+template <together_fault FAULT> __device__ void arrive_at(unsigned *arrived)
+{
+    __syncthreads();
+    if (threadIdx.x == 0 && FAULT == NO_FENCE) {
+        atomicAdd(arrived, 1u);
+    } else if (threadIdx.x == 0) {
+        __threadfence();
+        asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(arrived) : "memory");
+    }
+}
+template <together_fault FAULT> __device__ void wait_for(const unsigned *arrived, unsigned n)
+{
+    unsigned v = FAULT == NO_WAIT && blockIdx.x == 1 ? n : 0;
+    if (threadIdx.x == 0)
+        while (v < n - (FAULT == WAITS_FOR_FEWER ? 1 : 0))
+            if (FAULT == POLLS_PLAINLY)
+                v = *(volatile const unsigned *)arrived;
+            else
+                asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(arrived) : "memory");
+    __syncthreads();
+}
+/* buffer [2][gridDim.x][ROW], out [gridDim.x][ROW] */
+template <together_fault FAULT> __global__ void together(int *out, int *buffer, unsigned *arrived)
+{
+    int x = threadIdx.x, sum;
+    const unsigned to = (unsigned)__cvta_generic_to_shared(room) + 16 * threadIdx.x;
+    const volatile int *copied = reinterpret_cast<int *>(room);
+    for (int stage = 0; stage < N_STAGES; stage++) {
+        int *const rows = buffer + (FAULT == ONE_BUFFER ? 0 : stage % 2) * gridDim.x * ROW;
+        rows[blockIdx.x * ROW + threadIdx.x] = x + blockIdx.x;
+        if (FAULT == ONE_LEAVES && stage == 2 && blockIdx.x == 2)
+            return;
+        if (FAULT == ONE_HANGS && stage == 2 && blockIdx.x == 2 && threadIdx.x < 32)
+            return;
+        arrive_at<FAULT>(arrived);
+        wait_for<FAULT>(arrived, gridDim.x * (stage + 1));
+        if (threadIdx.x < gridDim.x * ROW / 4)
+            asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                         :: "r"(to), "l"(rows + 4 * threadIdx.x) : "memory");
+        if (FAULT == COPIES_TOO_LONG && stage == 1) {
+            rows[(gridDim.x + blockIdx.x) * ROW + threadIdx.x] = 0;
+            arrive_at<FAULT>(arrived + 1);
+            wait_for<FAULT>(arrived + 1, gridDim.x);
+            rows[blockIdx.x * ROW + threadIdx.x] = 0;
+        }
+        asm volatile("cp.async.wait_all;" ::: "memory");
+        __syncthreads();
+        sum = 0;
+        for (unsigned i = 0; i < gridDim.x; i++)
+            sum += copied[i * ROW + threadIdx.x];
+        x = sum % MOD;
+        __syncthreads();
+    }
+    out[blockIdx.x * ROW + threadIdx.x] = x;
+}
+/* The last block to arrive at a counter adds what all have written, and sets the counter to 0. */
+template <bool FENCES> __global__ void last_adds(int *out, int *buffer, unsigned *arrived)
+{
+    buffer[blockIdx.x * ROW + threadIdx.x] = threadIdx.x + blockIdx.x;
+    if (FENCES)
+        __threadfence();
+    __syncthreads();
+    unsigned *const last = reinterpret_cast<unsigned *>(room);
+    if (threadIdx.x == 0) {
+        *last = atomicAdd(arrived, 1u) + 1 == gridDim.x;
+        if (*last)
+            *arrived = 0;
+        if (FENCES)
+            __threadfence();
+    }
+    __syncthreads();
+    if (!*last)
+        return;
+    int sum = 0;
+    for (unsigned i = 0; i < gridDim.x; i++)
+        sum += ((volatile int *)buffer)[i * ROW + threadIdx.x];
+    out[threadIdx.x] = sum;
+}
+/* Threads of different blocks write neighbouring f16; or the same one. */
+template <bool SAME> __global__ void neighbours(int *out, int *, unsigned *)
+{
+    reinterpret_cast<__half *>(out)[SAME ? threadIdx.x : threadIdx.x * gridDim.x + blockIdx.x] = __half(1.0f);
+}
+
+__global__ void mbarrier(int *, int *, unsigned *)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" :: "r"((unsigned)__cvta_generic_to_shared(room)) : "memory");
 }
 
 static int n_tests, n_failed, *device;
@@ -261,6 +358,104 @@ static void dependents()
     expect("a kernel as the dependent of a copy", "not supported");
 }
 
+typedef void cooperative(int *, int *, unsigned *);
+static cudaError_t launch_together(cooperative *kernel, unsigned n_blocks, unsigned n_attributes, cudaStream_t s)
+{
+    cudaLaunchAttribute a[2] = {};
+    a[0].id = cudaLaunchAttributeCooperative;
+    a[0].val.cooperative = 1;
+    a[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    cudaLaunchConfig_t c = {};
+    c.gridDim = dim3(n_blocks);
+    c.blockDim = dim3(ROW);
+    c.dynamicSmemBytes = 1024;
+    c.stream = s;
+    c.attrs = a;
+    c.numAttrs = n_attributes;
+    cudaMemsetAsync(device + 1000, 0, 8, s);
+    return cudaLaunchKernelEx(&c, kernel, device, device + 256, (unsigned *)device + 1000);
+}
+static void together_refused()
+{
+    int n_blocks = 0, can = 0, n_sms = 0, fits = 0, too_large = 1;
+    cudaDeviceGetAttribute(&can, cudaDevAttrCooperativeLaunch, 0);
+    cudaDeviceGetAttribute(&n_sms, cudaDevAttrMultiProcessorCount, 0);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&fits, together<MEET>, ROW, 48 << 10);
+    cudaOccupancyMaxActiveBlocksPerMultiprocessor(&too_large, together<MEET>, ROW, (48 << 10) + 1);
+    n_blocks = n_sms * fits;
+    report(can && n_blocks == 4 && !too_large, "the most blocks of a cooperative launch", "others");
+    launch_together(together<MEET>, n_blocks + 1, 1, 0);
+    expect("more blocks than run at the same time", "too many blocks in cooperative launch");
+    launch_together(together<MEET>, n_blocks, 2, 0);
+    expect("a cooperative launch with the attribute of dependent launches", "not supported");
+    launch_together(mbarrier, n_blocks, 1, 0);
+    expect("an mbarrier in a cooperative launch", "is not interpreted in a cooperative launch");
+}
+/* Whether the pinned copy of `out` is what together<MEET> computes. */
+static bool met(unsigned n_blocks)
+{
+    for (unsigned thread = 0; thread < ROW; thread++) {
+        unsigned x = thread;
+        for (int stage = 0; stage < N_STAGES; stage++)
+            x = (n_blocks * x + n_blocks * (n_blocks - 1) / 2) % MOD;
+        for (unsigned b = 0; b < n_blocks; b++)
+            if (((unsigned *)pinned)[b * ROW + thread] != x)
+                return false;
+    }
+    return true;
+}
+static void together_in_graph(const char *name)
+{
+    cudaStream_t s;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec = nullptr;
+    cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking);
+    cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal);
+    launch_together(together<MEET>, 4, 1, s);
+    cudaMemcpyAsync(pinned, device, 4 * ROW * 4, cudaMemcpyDeviceToHost, s);
+    cudaStreamEndCapture(s, &graph);
+    cudaGraphInstantiate(&exec, graph, 0);
+    for (int i = 0; i < 2; i++) {
+        memset(pinned, 0, 4096);
+        cudaGraphLaunch(exec, s);
+        cudaStreamSynchronize(s);
+        report(met(4), name, cudaGetErrorString(cudaGetLastError()));
+    }
+}
+/* Each interleaving of blocks shows the fault, or computes the same. */
+static void blocks_together()
+{
+    static const struct { cooperative *kernel; const char *name, *words; } all[] = {
+        { together<MEET>, "blocks that meet", nullptr },
+        { together<NO_WAIT>, "a block that does not wait for others", "race between blocks: " },
+        { together<NO_FENCE>, "an arrival that releases nothing", "race between blocks: read of what block (" },
+        { together<WAITS_FOR_FEWER>, "a wait for fewer arrivals", "race between blocks: " },
+        { together<POLLS_PLAINLY>, "polls with plain loads", "race between blocks: " },
+        { together<ONE_BUFFER>, "rows that are written while others read", "race between blocks: " },
+        { together<COPIES_TOO_LONG>, "a copy that ends after its block has arrived", "race between blocks: " },
+        { together<ONE_LEAVES>, "a block that never arrives", "the blocks wait for what cannot come" },
+        { together<ONE_HANGS>, "a block that waits for its own thread", "the threads of the block wait for what cannot" },
+        { last_adds<true>, "the last block reads what all have written", nullptr },
+        { last_adds<false>, "the same without fences", "race between blocks: read of what block (" },
+        { neighbours<false>, "blocks that write neighbouring f16", nullptr },
+        { neighbours<true>, "blocks that write the same f16", "race between blocks: write of what block (" },
+    };
+    for (int seed = 0; seed < 8; seed++) {
+        char name[200];
+        draw_from(seed);
+        for (const auto &t : all) {
+            snprintf(name, sizeof name, "%s, seed %d", t.name, seed);
+            launch_together(t.kernel, 4, 1, 0);
+            cudaMemcpyAsync(pinned, device, 4 * ROW * 4, cudaMemcpyDeviceToHost, 0);
+            expect(name, t.words);
+            if (t.kernel == together<MEET>)
+                report(met(4), name, "other results");
+        }
+        snprintf(name, sizeof name, "blocks that meet, in a graph, seed %d", seed);
+        together_in_graph(name);
+    }
+}
+
 int main()
 {
     cudaMalloc((void **)&device, 4096);
@@ -269,6 +464,8 @@ int main()
     launches_and_copies();
     captures();
     dependents();
+    together_refused();
+    blocks_together();
     printf("1..%d\n", n_tests);
     return n_failed != 0;
 }

@@ -7,6 +7,13 @@
 
 static void run_nothing(warp &, const op &, uint32_t) {}
 static void run_wait_for_grids(warp &w, const op &, uint32_t on) { w.waited |= on; }
+static void run_fence(warp &, const op &, uint32_t)
+{
+    if (!vm.together)
+        return;
+    order_fence();
+    vm.yield = vm.turn_over = draw(2) == 0;
+}
 static void run_launch_dependents(warp &w, const op &, uint32_t on) { vm.launched_early |= (on & ~w.waited) != 0; }
 
 static void run_barrier(warp &w, const op &o, uint32_t on)
@@ -193,8 +200,9 @@ bool decode_warp(assembler &as, const statement &s, op &o)
         return true;
     }
     if (b == "membar" || (b == "fence" && s.word.size() > 1 && s.word[1] != "proxy" && s.word[1] != "mbarrier_init")) {
-        /* the interpreter performs memory accesses in order, so a fence has nothing to do */
-        o.run = run_nothing;
+        /* The interpreter performs memory accesses in order, so a fence has nothing to do, except
+         * that accesses of other blocks may need it. */
+        o.run = s.has("cta") ? run_nothing : run_fence;
         return true;
     }
     if (b == "shfl" && s.word[1] == "sync" && s.type() == B32) {
