@@ -147,60 +147,18 @@ enum { GPU_DECODED_TOKENS = 128 };
 
 /* ---- mixtures of experts ---- */
 
-/* the values of enum router_kind */
-enum gpu_router { GPU_ROUTER_SOFTMAX, GPU_ROUTER_SIGMOID, GPU_ROUTER_SQRT_SOFTPLUS, GPU_ROUTER_SPARSEMIXER,
-                  GPU_ROUTER_TOP_SOFTMAX };
-enum { GPU_MAX_EXPERTS = 1024, GPU_MAX_GROUPS = 32, GPU_MAX_TOP_K = 32 };
-/* Choose experts from the router's outputs, as cpu_moe.c does, and sort pairs of token and expert
- * by expert.  NaN scores rank last.  cpu_moe.c differs in one case: a NaN of expert 0 ranks
- * first. */
-struct gpu_route {
-    /* [n_parts][n][ld], with parts part_stride floats apart: an output is the sum over the parts.
-     * The column after those of the experts is the shared router's, if choice.shared is not NULL */
-    float *part; int n_parts; size_t part_stride; int ld;
-    /* n_mats > 0: gpu_choose first computes these outputs, as gpu_matmul_f32 with n_parts splits
-     * would: the products of the router, and of the shared router if there are two matrices, with x
-     * [n][ldx]; both are f32, n <= GPU_MATVEC_TOKENS.  arrived: a counter, 0 before and after.
-     * norm.x not NULL: instead of x, the products are with the rows of this norm, which are also
-     * stored; n <= GPU_NORM_TOKENS, and gpu_norm_in_registers() allows it */
-    struct gpu_mat w[2]; const float *bias[2]; int n_mats;
-    const float *x; int ldx;
-    struct gpu_norm norm;
-    unsigned *arrived;
-    const float *correction;            /* [n_experts] or NULL */
-    const int32_t *pos;                 /* [n]; below 0: the token chooses nothing */
-    int n, n_experts, top_k;
-    int router, n_groups, top_groups, group_best, normalize;    /* as in struct moe */
-    float norm_min, norm_add, scale, mask;
-    struct gpu_choice choice;
-    /* [n_experts] NULL: all experts are on the device, each in the slot of its number.  Else the
-     * slot of an expert, or -1 - i for the i-th of those that have no slot; only pairs whose
-     * expert has a slot are sorted, and a tile has the number of the slot.  stream_n > 0: only the
-     * pairs of experts stream_first .. stream_first + stream_n - 1 of those without a slot are
-     * sorted; these are in slots 0 .. stream_n - 1. */
-    const int32_t *place; int stream_first, stream_n;
-    int tile;                           /* most pairs of a tile */
-    int sort;                           /* gpu_choose also sorts; n <= GPU_MATVEC_TOKENS */
-};
-/* Bytes of shared memory of a block: to sort, and to choose for n tokens.  Of the only token the
- * first 1 << GPU_CHOICE_LOG experts of every 32 are compared. */
+/* Choose experts, and sort pairs. */
+/* Bytes of shared memory of a block: to sort, and to choose for n tokens, of which the only one may
+ * be chosen for by all warps. */
 enum { GPU_CHOICE_WARPS = 8 };
-#define GPU_CHOICE_LOG(top_k) ((top_k) <= 4 ? 2 : (top_k) <= 8 ? 3 : (top_k) <= 16 ? 4 : 5)
-/* Rounds of a warp that compares 32 of these with 32 others.  Up to GPU_CHOICE_ROUNDS they are
- * faster than to find one expert after the other (calculated, gpu/time). */
-#define GPU_CHOICE_32S(lists, top_k) ((((lists) << GPU_CHOICE_LOG(top_k)) + 31) / 32)
-#define GPU_CHOICE_COMPARISONS(n_experts, top_k) \
-    (GPU_CHOICE_32S(((n_experts) + 31) / 32, top_k) * GPU_CHOICE_32S(((n_experts) + 31) / 32 - 1, top_k))
-enum { GPU_CHOICE_ROUNDS = 4 };
 static inline size_t gpu_sort_bytes(int n_experts)
 {
     return sizeof(int) * (3 * (size_t)n_experts + 2 * GPU_CHOICE_WARPS);
 }
 static inline size_t gpu_choice_bytes(int n, int n_experts, int top_k, int sort)
 {
-    const size_t lists = ((size_t)n_experts + 31) / 32, keys = sizeof(float) * GPU_CHOICE_WARPS * 2 * (size_t)n_experts,
-                 only = n > 1 ? 0 : sizeof(float) * (lists * (96 + (3 << GPU_CHOICE_LOG(top_k))) + 2 * 32 + 4),
-                 most = keys > only ? keys : only;
+    const size_t keys = sizeof(float) * GPU_CHOICE_WARPS * 2 * (size_t)n_experts,
+                 only = n > 1 ? 0 : gpu_choose_only_bytes(n_experts, top_k), most = keys > only ? keys : only;
     return sort && gpu_sort_bytes(n_experts) > most ? gpu_sort_bytes(n_experts) : most;
 }
 int gpu_choose(struct gpu *g, const struct gpu_route *r, struct err *e);

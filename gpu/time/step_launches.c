@@ -504,14 +504,13 @@ static double chosen(const struct moe *m, int n)
     return m->n_experts * (1 - pow(1 - (double)m->top_k / m->n_experts, n));
 }
 
-/* Follows chooses_only() in route.cu. */
 static int chooses_only(const struct walk *w)
 {
     const struct moe *m = &w->m->config.moe;
-    return w->n == 1 && GPU_CHOICE_COMPARISONS(m->n_experts, m->top_k) <= GPU_CHOICE_ROUNDS &&
-           (m->router == ROUTER_TOP_SOFTMAX ||
-            (m->router != ROUTER_SPARSEMIXER && m->n_groups <= 1 &&
-             !(m->router == ROUTER_SOFTMAX && m->correction)));
+    const float some = 0;
+    return gpu_chooses_only(&(struct gpu_route){ .n = w->n, .n_experts = m->n_experts, .top_k = m->top_k,
+                                                 .router = (int)m->router, .n_groups = m->n_groups,
+                                                 .correction = m->correction ? &some : NULL });
 }
 
 /* Cycles of a block that chooses the experts of the only token by their ranks (calculated from 29
