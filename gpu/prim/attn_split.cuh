@@ -2,11 +2,12 @@
  * merge of the splits, as work of one block of any launch (attn_decode.cu).
  *
  * tile     a block of WARPS warps, 8 or 16: one token, one KV head with up to GROUP query heads
- *          that share it, one split.  Scores: a warp takes KV blocks of 16 positions; a lane
- *          multiplies every 16th element of 8 of these positions, so that a load of the warp is 512
- *          contiguous bytes of f16; lanes then add up their sums by shuffles, each of which
- *          exchanges half as many values as the one before.  Values: a thread has 64 / WARPS
- *          elements and loops over positions
+ *          that share it, one split.  Scores: a warp takes KV blocks of 16 positions, of which a
+ *          split has 8; two of 16 warps share the heads of each; a lane multiplies every 16th
+ *          element of 8 of these positions, so that a load of the warp is 512 contiguous bytes of
+ *          f16; lanes then add up their sums by shuffles, each of which exchanges half as many
+ *          values as the one before.  Values: a thread has 64 / WARPS elements and loops over
+ *          positions
  * moves    keys and values of the split once, for all heads that share them: for each position and
  *          KV head 4 * head_dim bytes of f16 or bf16, 2 * head_dim + 8 of fp8 or i8, head_dim + 8
  *          of i4, head_dim / 2 of ternary and 8 for all heads together (calculated).  With a tail,
@@ -191,24 +192,25 @@ DEVICE float fold(float s[8])
     return s[0] + __shfl_xor_sync(FULL_WARP, s[0], 2);
 }
 
-/* One warp computes score [GROUP][GPU_SPLIT] for the 16 positions from p0 on, whose keys are in
- * `block`; those that the token does not attend to get -inf. */
-template <int KV, int GROUP> DEVICE void score_block(float *score, const float *q, const gpu_attention &o,
-                                                     const split_job &j, const uint8_t *block, int p0)
+/* One warp computes score [GROUP][GPU_SPLIT] for heads first .. first + HEADS - 1 of the group and
+ * the 16 positions from p0 on, whose keys are in `block`; positions that the token does not attend
+ * to get -inf. */
+template <int KV, int HEADS> DEVICE void score_block(float *score, const float *q, const gpu_attention &o,
+                                                     const split_job &j, int first, const uint8_t *block, int p0)
 {
     const int lane = threadIdx.x % 32, slot = folded_slot(lane), p = p0 + slot;
-    float s[GROUP][8];
-    lane_scores<KV, GROUP>(s, q, block, o.head_dim);
+    float s[HEADS][8];
+    lane_scores<KV, HEADS>(s, q + first * o.head_dim, block, o.head_dim);
     const float scale = kv_scale<KV>(block, kv_scales_at<KV>(o.kv, j.kv_head, o.head_dim, 0), slot) * o.scale;
 #pragma unroll
-    for (int h = 0; h < GROUP; h++) {
+    for (int h = 0; h < HEADS; h++) {
         float v = fold(s[h]) * scale;
         if (o.softcap > 0)
             v = o.softcap * tanhf(v / o.softcap);
         if (o.alibi)
-            v = fmaf(h < j.n_group ? o.alibi[j.first_head + h] : 0, (float)(p - j.pos), v);
+            v = fmaf(first + h < j.n_group ? o.alibi[j.first_head + first + h] : 0, (float)(p - j.pos), v);
         if ((lane & 2) == 0)
-            score[h * GPU_SPLIT + p - j.start] = p >= j.begin && p < j.to ? v : -INFINITY;
+            score[(first + h) * GPU_SPLIT + p - j.start] = p >= j.begin && p < j.to ? v : -INFINITY;
     }
 }
 
@@ -472,12 +474,14 @@ DEVICE void attn_split_block(const gpu_attention &o, int passes, dim3 block, uns
         add_newest<KV>(copy, newest, o, j);
         __syncthreads();
     }
-    for (int p0 = j.from + warp * KV_BLOCK; p0 < j.to; p0 += WARPS * KV_BLOCK) {
+    constexpr int SHARES = LATENT || GROUP == 1 ? 1 : WARPS / 8, HEADS = GROUP / SHARES;
+    const int first = SHARES == 1 ? 0 : warp / 8 * HEADS;
+    for (int p0 = j.from + warp % (WARPS / SHARES) * KV_BLOCK; p0 < j.to; p0 += WARPS / SHARES * KV_BLOCK) {
         const int at = (p0 - j.start) / KV_BLOCK * kv_bytes;
         LATENT ? latent_block<KV, GROUP>(score, q, o, j, p0)
-        : COPIED ? score_block<KV, GROUP>(score, q, o, j, copy.keys + at, p0)
-        : in_tail<KV>(j, p0) ? score_block<KV_F16, GROUP>(score, q, o, j, kv_keys(j.tail, o.kv.tail, p0), p0)
-                             : score_block<KV, GROUP>(score, q, o, j, kv_keys(j.kv, o.kv.blocks, p0), p0);
+        : COPIED ? score_block<KV, HEADS>(score, q, o, j, first, copy.keys + at, p0)
+        : in_tail<KV>(j, p0) ? score_block<KV_F16, HEADS>(score, q, o, j, first, kv_keys(j.tail, o.kv.tail, p0), p0)
+                             : score_block<KV, HEADS>(score, q, o, j, first, kv_keys(j.kv, o.kv.blocks, p0), p0);
     }
     __syncthreads();
     for (int h = warp; h < j.n_group; h += WARPS)
