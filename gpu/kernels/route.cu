@@ -4,7 +4,7 @@
  * Up to 16 tokens: one launch also multiplies by a router of type f32.  Its blocks each store one
  * part of the outputs of 32 experts; the block that stores the last part chooses and sorts.  Up to
  * 4 tokens: each block also norms the inputs, which saves the block that ends the launch before a
- * fence, a count and the load of the row; one block stores them.
+ * fence, a count and the load of the row; the first blocks store a row each.
  *
  * shapes   router outputs [n_parts][n][ld] f32 -> ids and weights [n * top_k], tiles for the
  *          kernels of experts; results [n * top_k][cols] f32 -> [n][cols]
@@ -368,7 +368,7 @@ DEVICE void add_part(const gpu_route &r, float *room)
     }
 }
 
-/* The block that stores the last part chooses; the first one stores normed rows, for the kernels
+/* The block that stores the last part chooses; the first blocks store normed rows, for the kernels
  * that follow. */
 __global__ __launch_bounds__(BLOCK) void route_kernel(gpu_route r)
 {
@@ -377,9 +377,8 @@ __global__ __launch_bounds__(BLOCK) void route_kernel(gpu_route r)
     add_part(r, room);
     if (last_block(r.arrived, gridDim.x * gridDim.y, reinterpret_cast<unsigned *>(room)))
         choose_tokens(r, room + 4, 0, 1);
-    if (r.norm.x && blockIdx.x + blockIdx.y == 0)
-        for (int t = 0; t < r.n; t++)
-            norm_in_registers<BLOCK>(r.norm, t, room);
+    for (int t = blockIdx.y * gridDim.x + blockIdx.x; r.norm.x && t < r.n; t += gridDim.x * gridDim.y)
+        norm_in_registers<BLOCK>(r.norm, t, room);
 }
 
 __global__ __launch_bounds__(BLOCK) void sort_kernel(gpu_route r)
