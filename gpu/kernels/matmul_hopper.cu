@@ -48,17 +48,16 @@
 #include "gpu/rt/launch.cuh"
 
 enum {
-    TOKENS = GPU_HOPPER_TOKENS, STAGE_STEPS = 2, STAGE_BYTES = TOKENS * STAGE_STEPS * 64, STAGES = 10,
+    TOKENS = GPU_HOPPER_TOKENS, STAGE_STEPS = 2, STAGE_BYTES = TOKENS * STAGE_STEPS * 64, STAGES = GPU_HOPPER_STAGES,
     LEAD = GPU_HOPPER_LEAD,     /* the number of stages that the first of two warpgroups is ahead */
     /* number of tiles of tokens that are computed before the next tile of rows, so that weights and
      * activations stay in L2 */
     TOGETHER = 16,
     ALIGN = 1024,               /* alignment of a stage, at which the pattern of the swizzle repeats */
-    SHARED_BYTES = ALIGN + STAGES * (STAGE_BYTES + 3 * 8),
     HALF = TOKENS / 4,          /* half of the sums of a lane and a product */
 };
-/* Shared memory that gate and up need in addition: room for the sums that their warps exchange. */
-template <int GROUPS> constexpr int PAIR_BYTES = GROUPS * 128 * 2 * HALF * (int)sizeof(float);
+static_assert((int)GPU_HOPPER_SHARED == ALIGN + STAGES * (STAGE_BYTES + 3 * 8), "stages, and their barriers");
+static_assert((int)GPU_HOPPER_EXCHANGED == 128 * 2 * HALF * (int)sizeof(float), "two products of a lane");
 
 /* nl4's values + 128, by code. */
 enum : uint32_t { NL4_0 = 0x45341f01, NL4_4 = 0x786d6153, NL4_8 = 0xa2978c82, NL4_12 = 0xefd1beaf };
@@ -298,11 +297,7 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
     }
 }
 
-/* Threads of a block.  Beside 2 warpgroups that multiply, the producer of copies is a whole
- * warpgroup, too, because only a warpgroup can release registers to others. */
-template <int GROUPS> constexpr int THREADS = GROUPS == 2 ? 384 : GROUPS * 128 + 32;
-
-template <int TYPE, int GROUPS> __global__ __launch_bounds__(THREADS<GROUPS>, 1)
+template <int TYPE, int GROUPS> __global__ __launch_bounds__(GPU_HOPPER_THREADS(GROUPS), 1)
 void matmul_hopper_kernel(gpu_linear l, const __grid_constant__ tensor_map act)
 {
     launch_dependents();
@@ -339,8 +334,8 @@ template <int TYPE, int GROUPS> static int run(struct gpu *g, const gpu_linear *
     const work w = work_of<GROUPS>(*l);
     const int tiles = w.n_rows * w.n_tokens;
     return launch(g, "matmul_hopper", matmul_hopper_kernel<TYPE, GROUPS>,
-                  dim3((unsigned)(tiles < n_sms ? tiles : n_sms)), THREADS<GROUPS>,
-                  SHARED_BYTES + (l->finish == GPU_MLP ? PAIR_BYTES<GROUPS> : 0), e, *l, act);
+                  dim3((unsigned)(tiles < n_sms ? tiles : n_sms)), GPU_HOPPER_THREADS(GROUPS),
+                  (size_t)(GPU_HOPPER_SHARED + (l->finish == GPU_MLP ? GROUPS * GPU_HOPPER_EXCHANGED : 0)), e, *l, act);
 }
 
 template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, struct err *e)

@@ -97,7 +97,14 @@ int gpu_matmul_hopper_takes(const struct gpu *g, const struct gpu_linear *l);
  * hides its ends, and it loads more activations: these cost it up to an eighth of its time
  * (calculated).  For other formats than nl4 it is not compiled, to save compile time.  narrow,
  * wide: the number of tiles of 128 and of 256 rows in a launch. */
-enum { GPU_HOPPER_TOKENS = 128, GPU_HOPPER_LEAD = 8 /* stages of 64 k from the second one to the first */ };
+enum { GPU_HOPPER_TOKENS = 128, GPU_HOPPER_LEAD = 8 /* stages of 64 k from the second one to the first */,
+       GPU_HOPPER_STAGES = 10,
+       GPU_HOPPER_SHARED = 1024 /* to align stages */ + GPU_HOPPER_STAGES * (GPU_HOPPER_TOKENS * 128 + 3 * 8),
+       /* of a warpgroup of gate and up in addition: half of its sums, which warps exchange */
+       GPU_HOPPER_EXCHANGED = 128 * GPU_HOPPER_TOKENS / 2 * 4 };
+/* Threads of a block.  Beside 2 warpgroups that multiply, the producer of copies is a whole
+ * warpgroup, too, because only a warpgroup can release registers to others. */
+#define GPU_HOPPER_THREADS(groups) ((groups) == 2 ? 384 : 160)
 static inline int gpu_hopper_groups(int type, int narrow, int wide, int n_sms)
 {
     const int rounds = (narrow + n_sms - 1) / n_sms, of_two = (wide + n_sms - 1) / n_sms;
@@ -318,7 +325,10 @@ struct gpu_draw {
  * the row is NaN or +inf, or if all are -inf.  Blocks find the largest logits of parts of a row,
  * and the last one of a row draws.  part: room for GPU_SAMPLE_BLOCKS; arrived: as many counters, 0
  * before and after. */
-enum { GPU_SAMPLE_BLOCKS = 128, GPU_SAMPLE_PART = 2048 /* logits */, GPU_SAMPLE_MANY = 8192 };
+enum { GPU_SAMPLE_BLOCKS = 128, GPU_SAMPLE_PART = 2048 /* logits */, GPU_SAMPLE_MANY = 8192,
+       GPU_SAMPLE_ROOM = 41880 /* bytes of shared memory */ };
+/* Threads of a block. */
+#define GPU_SAMPLE_THREADS(vocab) ((vocab) < GPU_SAMPLE_MANY ? 128 : 1024)
 struct gpu_sample_part { uint32_t key; int32_t at; };
 struct gpu_sample {
     const float *logits;

@@ -24,7 +24,7 @@
 #include "gpu/rt/launch.cuh"
 #include "libcommon/base/philox.h"
 
-enum { THREADS = 1024, FEW_THREADS = 128, MAX_WARPS = THREADS / 32, BINS = 2048, LANE_BINS = BINS / 32,
+enum { THREADS = GPU_SAMPLE_THREADS(GPU_SAMPLE_MANY), MAX_WARPS = THREADS / 32, BINS = 2048, LANE_BINS = BINS / 32,
        LEVELS = 3, FIRST_SHIFT = 21 /* of a key to its bin at the first level */, LIST = 2048 };
 #define NO_KEY 0xffffffffu
 #define UNIT 67108864.0f                /* 2^26 keys are 1 */
@@ -36,6 +36,7 @@ struct sample_room {
     uint32_t key[LIST];                 /* of tokens in question, in order of ids */
     int32_t id[LIST];
 };
+static_assert(sizeof(sample_room) == GPU_SAMPLE_ROOM, "as operations.h has it");
 
 /* key, id: a list of n tokens; NULL: all of the row. */
 struct sample_row { const float *x; int n; float most, temperature, min_p; const uint32_t *key; const int32_t *id; };
@@ -361,5 +362,5 @@ __global__ __launch_bounds__(THREADS) void sample_kernel(struct gpu_sample o)
 extern "C" int gpu_sample(struct gpu *g, const struct gpu_sample *o, struct err *e)
 {
     return launch(g, "sample", sample_kernel, dim3((unsigned)gpu_sample_parts(o->n, o->vocab), (unsigned)o->n),
-                  o->vocab < GPU_SAMPLE_MANY ? FEW_THREADS : THREADS, sizeof(sample_room), e, *o);
+                  GPU_SAMPLE_THREADS(o->vocab), sizeof(sample_room), e, *o);
 }

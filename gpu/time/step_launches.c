@@ -122,12 +122,11 @@ static void add_matvec(struct walk *w, const char *what, const struct mat *const
 /* pair: gate and up with their activation. */
 static void add_hopper(struct walk *w, const char *what, const struct mat *const *all, int n_mats, int pair)
 {
-    enum { TOKENS = GPU_HOPPER_TOKENS, SHARED = 1024 + 10 * (TOKENS * 128 + 24),
-           EXCHANGED = 32 * 1024 /* bytes of a warpgroup of gate and up */,
+    enum { TOKENS = GPU_HOPPER_TOKENS,
            /* of a warpgroup: to store 128 rows; to exchange sums, at 128 bytes a cycle, and to
             * compute activations of 64 rows, with 44 instructions of a lane for each and a warp
             * that issues every other cycle */
-           STORE_CYCLES = 3000, EXCHANGE_CYCLES = 2 * EXCHANGED / 128,
+           STORE_CYCLES = 3000, EXCHANGE_CYCLES = 2 * GPU_HOPPER_EXCHANGED / 128,
            ACTIVATION_ISSUE = 64 * TOKENS / 128 * 44 /* of a scheduler */, ACTIVATION_CYCLES = ACTIVATION_ISSUE * 2 };
     const struct mat *m = all[0];
     const int by_tokens = (int)ceil_of(w->n, TOKENS);
@@ -144,8 +143,8 @@ static void add_hopper(struct walk *w, const char *what, const struct mat *const
     const int groups = gpu_hopper_groups((int)m->type, narrow, wide, w->g->n_sms), tiles = groups == 1 ? narrow : wide;
     struct timed_launch l = { .kernel = "matmul_hopper", .what = what, .part = TIMED_LINEAR, .wgmma = 1,
                               .blocks = (unsigned)(tiles < w->g->n_sms ? tiles : w->g->n_sms),
-                              .threads = groups == 2 ? 384 : 160,
-                              .shared = SHARED + (size_t)(pair ? groups * EXCHANGED : 0) };
+                              .threads = GPU_HOPPER_THREADS(groups),
+                              .shared = (size_t)(GPU_HOPPER_SHARED + (pair ? groups * GPU_HOPPER_EXCHANGED : 0)) };
     int registers;
     const double each = instructions(w, "matmul-hopper", m->type, "", "90a", &registers),
                  turns = ceil((double)tiles / l.blocks), padded = turns * l.blocks;
@@ -946,17 +945,17 @@ static void begin(struct walk *w)
 /* The logits of n tokens, and a token drawn from each as the most likely one. */
 static void end(struct walk *w, int n)
 {
-    enum { AT_ONCE = 8 /* loads of a thread */, ROOM = 41880, REDUCE = 250 };
+    enum { AT_ONCE = 8 /* loads of a thread */, REDUCE = 250 };
     const struct config *c = &w->m->config;
     const struct linear *head = &w->m->head;
     model_norm(w, "final norm", &w->m->final_norm, n, c->hidden_size);
     w->n = n;
     linear(w, "head", &head, 1);
-    const int parts = gpu_sample_parts(n, c->vocab_size), threads = c->vocab_size < GPU_SAMPLE_MANY ? 128 : 1024;
+    const int parts = gpu_sample_parts(n, c->vocab_size), threads = GPU_SAMPLE_THREADS(c->vocab_size);
     const double bytes = 4.0 * c->vocab_size / parts, turns = ceil(bytes / (4.0 * AT_ONCE * threads));
     /* the draw comes with the first logits; the fence after a part, the count, the parts */
     add(w, (struct timed_launch){ .kernel = "sample", .what = "sample", .blocks = (unsigned)(n * parts),
-                                  .threads = threads, .shared = ROOM, .l2_bytes = 4.0 * n * c->vocab_size,
+                                  .threads = threads, .shared = GPU_SAMPLE_ROOM, .l2_bytes = 4.0 * n * c->vocab_size,
                                   .setup_cycles = REDUCE, .turns = turns, .turn_l2 = 1,
                                   .turn_cycles = bytes / turns / L2_CYCLE, .alone_l2 = parts > 1 ? 3 : 0,
                                   .alone_cycles = parts > 1 ? 60 : 0 });
