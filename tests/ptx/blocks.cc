@@ -32,6 +32,7 @@ struct page {
     uint32_t written[GRAINS];           /* the last write: time * N_SMS + block; 0: none */
     uint32_t read[N_SMS][GRAINS];       /* time of each block's last read; 0: none */
     bool synchronizes[GRAINS];          /* it is in a word of `words` */
+    bool constant[GRAINS];              /* a thread has loaded it by way of the read-only cache */
 };
 /* A word that atomics or ld.acquire access, and the times of each block's last one.  known[b]: the
  * times of the atomics before the last one of block b: atomics of one word have an order. */
@@ -87,6 +88,18 @@ static void check_word(int lane, uint64_t word, enum access a, const times &now)
         s.published = times();
 }
 
+/* The read-only cache holds bytes that no block writes while the kernel runs. */
+static void check_constant(int lane, page &m, size_t i, enum access a)
+{
+    if (a == READ && vm.now->read_only) {
+        m.constant[i] = true;
+        if (m.written[i] || m.synchronizes[i])
+            fail_at(lane, "a read-only load (.nc) of what a block of the launch has written");
+    } else if (m.constant[i] && a != READ) {
+        fail_at(lane, "%s of what a block of the launch has read by a read-only load (.nc)", verb(a));
+    }
+}
+
 void order_access(int lane, uint64_t p, size_t n, enum access a)
 {
     const unsigned me = vm.block_index;
@@ -101,6 +114,7 @@ void order_access(int lane, uint64_t p, size_t n, enum access a)
             for (unsigned b = 0; b < N_SMS; b++)
                 if (m.read[b][i] > now.of[b])
                     race(lane, a, b, "read");
+        check_constant(lane, m, i, a);
         if (m.synchronizes[i])
             check_word(lane, (p / PAGE * PAGE + i * GRAIN) / 4, a, now);
         if (a == READ)

@@ -477,6 +477,7 @@ static bool decode_access(assembler &as, const statement &s, op &o)
     const bool is_load = s.word[0] != "st";
     const operand &memory = s.o[is_load ? 1 : 0], &r = s.o[is_load ? 0 : 1];
     address(as, s, o, memory, 1);
+    o.read_only = s.has("nc");
     const std::vector<operand> all = r.kind == operand::VECTOR ? r.v : std::vector<operand>{ r };
     const size_t n = s.has("v4") ? 4 : s.has("v2") ? 2 : 1;
     if (all.size() != n)

@@ -44,6 +44,7 @@ struct op {
     int64_t imm = 0;                    /* an offset, a target, a constant */
     int guard = -1;                     /* predicate; -1: none */
     bool guard_not = false, wide = false, wide_address = false;     /* registers of 64 bits */
+    bool read_only = false;             /* a load by way of the read-only cache: ld.global.nc */
     bool copy_engine = false;           /* an mbarrier, a copy of a tile, or wgmma */
     enum space space = GENERIC;
     int line = 0, file = 0;             /* line and file of the source */

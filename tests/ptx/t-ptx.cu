@@ -105,7 +105,7 @@ template <dependent_fault FAULT> __global__ void dependent(int *out, const int *
  * all blocks meet, and each reads the rows of all.  Two buffers take turns, so that a block may
  * write the next row while others read. */
 enum together_fault { MEET, NO_WAIT, NO_FENCE, WAITS_FOR_FEWER, POLLS_PLAINLY, ONE_BUFFER, COPIES_TOO_LONG, ONE_LEAVES,
-                      ONE_HANGS };
+                      ONE_HANGS, READ_ONLY_LOAD, WRITES_READ_ONLY };
 enum { ROW = 64, N_STAGES = 5, MOD = 1009 };
 template <together_fault FAULT> __device__ void arrive_at(unsigned *arrived)
 {
@@ -136,6 +136,8 @@ template <together_fault FAULT> __global__ void together(int *out, int *buffer, 
     const volatile int *copied = reinterpret_cast<int *>(room);
     for (int stage = 0; stage < N_STAGES; stage++) {
         int *const rows = buffer + (FAULT == ONE_BUFFER ? 0 : stage % 2) * gridDim.x * ROW;
+        if (FAULT == WRITES_READ_ONLY && stage == 0 && blockIdx.x == 1)
+            x = __ldg(rows + blockIdx.x * ROW + threadIdx.x);
         rows[blockIdx.x * ROW + threadIdx.x] = x + blockIdx.x;
         if (FAULT == ONE_LEAVES && stage == 2 && blockIdx.x == 2)
             return;
@@ -157,6 +159,8 @@ template <together_fault FAULT> __global__ void together(int *out, int *buffer, 
         sum = 0;
         for (unsigned i = 0; i < gridDim.x; i++)
             sum += copied[i * ROW + threadIdx.x];
+        if (FAULT == READ_ONLY_LOAD && stage == 2 && blockIdx.x == 1)
+            sum = __ldg(rows + threadIdx.x);
         x = sum % MOD;
         __syncthreads();
     }
@@ -435,6 +439,8 @@ static void blocks_together()
         { together<COPIES_TOO_LONG>, "a copy that ends after its block has arrived", "race between blocks: " },
         { together<ONE_LEAVES>, "a block that never arrives", "the blocks wait for what cannot come" },
         { together<ONE_HANGS>, "a block that waits for its own thread", "the threads of the block wait for what cannot" },
+        { together<READ_ONLY_LOAD>, "a read-only load of a row", "a read-only load (.nc) of what a block" },
+        { together<WRITES_READ_ONLY>, "a write after a read-only load", "has read by a read-only load (.nc)" },
         { last_adds<true>, "the last block reads what all have written", nullptr },
         { last_adds<false>, "the same without fences", "race between blocks: read of what block (" },
         { neighbours<false>, "blocks that write neighbouring f16", nullptr },
