@@ -466,6 +466,7 @@ int main()
 {
     cudaMalloc((void **)&device, 4096);
     cudaMallocHost(&pinned, 4096);
+    draw_from(0);                       /* the faults below are those of the plain order of warps */
     kernels();
     launches_and_copies();
     captures();
