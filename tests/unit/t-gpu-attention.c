@@ -498,6 +498,7 @@ static void attention(void **state)
                                                                    * pairs, whose elements are in
                                                                    * other lanes than those of
                                                                    * halves */
+        { 2, 1, 64, 3, 20, 0, 64, 1, 2, 0, 0, 0, KV_F16 },          /* the same with a layer norm */
         { 4, 1, 80, 30, 5, 20, 40, 1, 0, 0, 30, 0, KV_F8 },         /* window, cap */
         { 4, 1, 32, 30, 25, 20, 0, 0, 0, 0, 0, CHUNK | GATES, KV_F16 },
         { 2, 1, 16, 500, 30, 270, 0, 0, 0, 0, 0, CHUNK | HEAD_GATES, KV_F16 },      /* across splits */
