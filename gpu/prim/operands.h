@@ -330,7 +330,7 @@ GPU_INLINE int gpu_chooses_only(const struct gpu_route *r)
              !(r->router == GPU_ROUTER_SOFTMAX && r->correction)));
 }
 /* The shared memory that it takes. */
-static inline size_t gpu_choose_only_bytes(int n_experts, int top_k)
+GPU_INLINE size_t gpu_choose_only_bytes(int n_experts, int top_k)
 {
     const size_t lists = ((size_t)n_experts + 31) / 32;
     return sizeof(float) * (lists * (96 + (3 << GPU_CHOICE_LOG(top_k))) + 2 * 32 + 4);
