@@ -290,7 +290,7 @@ emulated: $(EMULATED_BINS)
 # CUDA runtime.  The interpreter runs where it was built, so it may use every instruction.
 PTX_CODE := arch=compute_90,code=compute_90
 $(B)/ptx/gpu/kernels/%_hopper.o: PTX_CODE := arch=compute_90a,code=compute_90a
-$(B)/ptx/gpu/kernels/expert_%.o: PTX_DEFINES := -DFEW_FORMATS
+$(B)/ptx/gpu/kernels/expert_%.o $(B)/ptx/gpu/kernels/one_token.o: PTX_DEFINES := -DFEW_FORMATS
 PTXFLAGS := -std=c++20 -O2 -ftree-vectorize -g1 -march=native -I. -I$(dir $(realpath $(NVCC)))../include -Wall -Wextra \
             $(WERROR) -ffp-contract=off -fno-math-errno -pthread
 PTX_OBJS := $(patsubst %.cu,$(B)/ptx/%.o,$(KERNELS) gpu/rt/rt.cu)

@@ -118,7 +118,8 @@ static int predict(struct predicted_step *s, const struct model *m, const struct
     }
     if (rc == 0 && all.uncounted)
         *uncounted = all.uncounted;
-    s->launches += all.n;
+    for (int i = 0; rc == 0 && i < all.n; i++)
+        s->launches += all.launch[i].stage == 0;
     s->n_tokens = all.n_tokens;
     timed_launches_release(&all);
     return rc;
@@ -130,7 +131,7 @@ static int predict_prompt(struct predicted_step *s, const struct model *m, const
 {
     for (int at = 0; at < n; at += most) {
         const int tokens = n - at < most ? n - at : most;
-        if (predict(s, m, g, &(struct timed_step){ 1, at + tokens, tokens, wgmma }, uncounted, e) < 0)
+        if (predict(s, m, g, &(struct timed_step){ 1, at + tokens, tokens, wgmma, ONE_LAUNCH_AUTO }, uncounted, e) < 0)
             return -1;
     }
     return 0;
@@ -163,11 +164,12 @@ static int figures_of(struct predicted_figure *f, struct predicted_step *s, cons
     const struct engine_options eo = run_engine_options(&on_gpu, 1, 0);
     const int wgmma = eo.wgmma, most = eo.max_tokens > 0 ? eo.max_tokens : LONG_PROMPT;
     *s = none;
-    if (predict(s, m, g, &(struct timed_step){ 1, o->prompt, 0, wgmma }, uncounted, e) < 0)
+    if (predict(s, m, g, &(struct timed_step){ 1, o->prompt, 0, wgmma, ONE_LAUNCH_AUTO }, uncounted, e) < 0)
         return -1;
     for (int i = 0; i < 3; i++) {
         batch[i] = none;
-        if (predict(&batch[i], m, g, &(struct timed_step){ batches[i], o->prompt, 0, wgmma }, uncounted, e) < 0)
+        if (predict(&batch[i], m, g, &(struct timed_step){ batches[i], o->prompt, 0, wgmma, ONE_LAUNCH_AUTO },
+                    uncounted, e) < 0)
             return -1;
     }
     if (predict_prompt(&linear, m, g, PROMPT, most, wgmma, uncounted, e) < 0 ||

@@ -61,7 +61,10 @@ struct engine_options run_engine_options(const struct run_options *r, int max_se
                                     .watch = env_on("ZSE_DIAG") ? &diag_watch : NULL,
                                     .debug_sync = env_on("ZSE_DEBUG_SYNC"),
                                     .wgmma = !env_off("ZSE_WGMMA"),
-                                    .no_dependent_launches = env_off("ZSE_PDL"), .no_graphs = r->no_graphs,
+                                    .no_dependent_launches = env_off("ZSE_PDL"),
+                                    .one_launch = env_off("ZSE_ONE_LAUNCH") ? ONE_LAUNCH_OFF
+                                                  : env_on("ZSE_ONE_LAUNCH") ? ONE_LAUNCH_ON : ONE_LAUNCH_AUTO,
+                                    .no_graphs = r->no_graphs,
                                     .act_codes = r->act_codes,
                                     .cache_weights = r->cache_weights,
                                     .drafter = r->spec == SPEC_AUTO || r->spec == SPEC_NGRAM ? &drafter_ngram : NULL,

@@ -15,7 +15,7 @@
 #include "libcommon/plan/budget.h"
 
 enum {
-    MAX_PARTS = 51 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
+    MAX_PARTS = 54 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
     /* blocks of a launch in its second dimension: tokens of a step, or tiles of experts */
     MOST_IN_GRID = 65535,
     MOST_LATENT = 1024,         /* elements of a latent with its key */
@@ -235,6 +235,9 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     static_assert((int)GPU_SAMPLE_BLOCKS <= (int)GPU_SPLIT_TICKETS, "gpu_sample.arrived fits");
     part[n++] = (struct buffer_place){ &b->tickets, sizeof *b->tickets *
                                        (counters > GPU_SPLIT_TICKETS ? counters : GPU_SPLIT_TICKETS) };
+    part[n++] = (struct buffer_place){ &b->one.arrived, sizeof *b->one.arrived };
+    part[n++] = (struct buffer_place){ &b->one.layers, one_token_layers_bytes(b) };
+    part[n++] = (struct buffer_place){ &b->one.qkv_parts, one_token_parts(b) * f };
     part[n++] = (struct buffer_place){ &b->act_code, b->o.act_codes ? t *
                                (size_t)GPU_CODE_STRIDE(most_of(b->stride_hidden, b->stride_att, b->stride_mlp)) : 0 };
     part[n++] = (struct buffer_place){ &b->act_scale, b->o.act_codes ? t * f : 0 };
@@ -674,7 +677,7 @@ int memory_open(struct gpu_backend *b, struct err *e)
                                                                                e) < 0 ||
         gpu_fill(b->g, GPU_COMPUTE, b->x, 0, (size_t)((uint8_t *)b->y - (uint8_t *)b->x), e) < 0 ||
         (b->arrived && gpu_fill(b->g, GPU_COMPUTE, b->arrived, 0, sizeof(unsigned) * arrivals(b), e) < 0) ||
-        upload_tables(b, e) < 0 || upload_places(b, e) < 0)
+        upload_tables(b, e) < 0 || upload_places(b, e) < 0 || one_token_open(b, e) < 0)
         return -1;
     return has_host_experts(b) && hybrid_open(b, e) < 0 ? -1 : host_open(b, e);
 }

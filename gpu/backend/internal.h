@@ -131,6 +131,13 @@ struct gpu_backend {
     uint16_t *act_expert; float *mid_expert, *out_expert;
     /* with act_codes: the rounded input of the current matrices */
     int8_t *act_code; float *act_scale;
+    /* steps of one token (one_token.c); open: this model has them; shape: one of the layers */
+    struct {
+        int open;
+        struct gpu_token_layer shape, *layers;
+        float *qkv_parts, *o_parts, *down_parts;
+        unsigned *arrived;
+    } one;
     unsigned *tickets;              /* gpu_linear.tickets, gpu_attention.arrived, gpu_sample.arrived */
     /* the norm whose result the launch before it has left in act and hf; NULL: none */
     const struct dnorm *normed;
@@ -386,6 +393,24 @@ int memory_relieve(struct gpu_backend *b, struct err *e);
 size_t watch_bytes(const struct gpu_backend *b);
 /* If there is o.watch: wait, and give it the results of a layer, -1: of the embedding. */
 int watch_layer(struct gpu_backend *b, int layer, struct err *e);
+
+/* ---- one_token.c ---- */
+/* Bytes of the descriptions of layers, and floats of sums of parts. */
+size_t one_token_layers_bytes(const struct gpu_backend *b);
+size_t one_token_parts(const struct gpu_backend *b);
+/* Find out whether the layers of this model can be one launch, and describe them on the device: the
+ * last part of opening. */
+int one_token_open(struct gpu_backend *b, struct err *e);
+/* Are the layers of the current step one launch? */
+int one_token_takes(const struct gpu_backend *b);
+int one_token_run(struct gpu_backend *b, struct err *e);
+
+/* ---- layers.c: operands of a layer ---- */
+struct gpu_norm layers_norm(const struct gpu_backend *b, const struct dnorm *norm, float *x, uint16_t *act, float *out);
+struct gpu_attention layers_attention(const struct gpu_backend *b, const struct dlayer *l, int index);
+struct gpu_route layers_route(const struct gpu_backend *b, const struct dlayer *l, int index);
+struct gpu_experts layers_experts(const struct gpu_backend *b, const struct dexperts *x);
+struct gpu_step layers_step(const struct gpu_backend *b, int index);
 
 /* ---- layers.c: these functions queue work and do not wait for it ---- */
 /* Run the device's layers on the b->n tokens of the step.  Their input is the embedding, which is

@@ -133,8 +133,7 @@ static int run_linear(struct gpu_backend *b, const struct input *in, const struc
     return 0;
 }
 
-static struct gpu_norm norm_of(const struct gpu_backend *b, const struct dnorm *norm, float *x, uint16_t *act,
-                               float *out)
+struct gpu_norm layers_norm(const struct gpu_backend *b, const struct dnorm *norm, float *x, uint16_t *act, float *out)
 {
     const struct config *c = &b->m->config;
     return (struct gpu_norm){ .layer_norm = c->norm == NORM_LAYER, .present = norm->present, .w = norm->w, .b = norm->b,
@@ -152,7 +151,7 @@ static int run_norm(struct gpu_backend *b, const struct dnorm *norm, float *x, u
                           .ldx = b->m->config.hidden_size };
     b->normed = NULL;
     b->adds = NULL;
-    const struct gpu_norm o = norm_of(b, norm, x, act, out);
+    const struct gpu_norm o = layers_norm(b, norm, x, act, out);
     return ready ? 0 : adds ? gpu_norm_parts(b->g, &o, &b->sums, e) : gpu_norm(b->g, &o, e);
 }
 
@@ -202,7 +201,7 @@ static int chooses_at_once(const struct gpu_backend *b, const struct dlayer *l)
 /* Does the router compute the norm of its input?  *o: the norm. */
 static int router_norms(const struct gpu_backend *b, const struct dlayer *l, int index, struct gpu_norm *o)
 {
-    *o = norm_of(b, &l->mlp_norm, b->x, b->act, b->hf);
+    *o = layers_norm(b, &l->mlp_norm, b->x, b->act, b->hf);
     return b->m->config.ff[index] == FF_MOE && b->m->config.block == BLOCK_SEQUENTIAL && b->n <= GPU_NORM_TOKENS &&
            chooses_at_once(b, l) && gpu_norm_in_registers(o);
 }
@@ -218,7 +217,7 @@ static int norm_at_end(struct gpu_backend *b, int index, int half, struct gpu_no
     if (!norm)
         return 0;
     const int left = half == TP_MIXER && router_norms(b, dweights_layer(b->w, index), index, o);
-    *o = norm_of(b, norm, b->x, b->act, b->hf);
+    *o = layers_norm(b, norm, b->x, b->act, b->hf);
     if (left || !gpu_norm_in_registers(o)) {
         o->x = NULL;
         return 0;
@@ -267,7 +266,7 @@ static int leave_parts(struct gpu_backend *b, const struct dlinear *l, const str
         return -1;
     if (!norm)
         return 0;
-    const struct gpu_norm after = norm_of(b, norm, b->x, b->act, b->hf);
+    const struct gpu_norm after = layers_norm(b, norm, b->x, b->act, b->hf);
     if (!gpu_norm_in_registers(&after))
         return 0;
     b->adds = norm;
@@ -381,22 +380,31 @@ static int run_router(struct gpu_backend *b, const struct dlayer *l, int index, 
     return 0;
 }
 
+struct gpu_route layers_route(const struct gpu_backend *b, const struct dlayer *l, int index)
+{
+    const struct moe *m = &b->m->config.moe;
+    return (struct gpu_route){ .part = b->route, .ld = m->n_experts + 1, .correction = l->correction,
+                               .n_experts = m->n_experts, .top_k = m->top_k, .router = (int)m->router,
+                               .n_groups = m->n_groups, .top_groups = m->top_groups, .group_best = m->group_best,
+                               .normalize = m->normalize, .norm_min = m->norm_min, .norm_add = m->norm_add,
+                               .scale = m->scale, .mask = m->mask,
+                               .place = b->tp ? b->tp_place : hybrid_place(b, index) };
+}
+
 /* Choose the experts of all tokens, and sort the pairs into tiles of `tile` pairs.  With strict or
  * exact a token's sums in the router are the same in any batch. */
 static int run_route(struct gpu_backend *b, const struct dlayer *l, int index, const struct input *in, int tile,
                      struct gpu_route *out, struct err *e)
 {
     const struct moe *m = &b->m->config.moe;
-    const int ld = m->n_experts + 1, top_k = m->top_k, at_once = chooses_at_once(b, l),
+    const int top_k = m->top_k, at_once = chooses_at_once(b, l),
               few = b->n <= MAX_GRAPH_TOKENS || b->o.strict || b->exact,
               most = few && b->n > MAX_GRAPH_TOKENS ? MAX_GRAPH_TOKENS : b->n;
-    struct gpu_route r = { .part = b->route, .n_parts = few ? GPU_SPLITS(l->router.w.n_steps) : 1, .ld = ld,
-                           .part_stride = (size_t)most * (size_t)ld, .correction = l->correction,
-                           .n_experts = m->n_experts, .top_k = top_k, .router = (int)m->router,
-                           .n_groups = m->n_groups, .top_groups = m->top_groups, .group_best = m->group_best,
-                           .normalize = m->normalize, .norm_min = m->norm_min, .norm_add = m->norm_add,
-                           .scale = m->scale, .mask = m->mask, .place = b->tp ? b->tp_place : hybrid_place(b, index),
-                           .tile = tile, .sort = b->n <= GPU_MATVEC_TOKENS };
+    struct gpu_route r = layers_route(b, l, index);
+    r.n_parts = few ? GPU_SPLITS(l->router.w.n_steps) : 1;
+    r.part_stride = (size_t)most * (size_t)r.ld;
+    r.tile = tile;
+    r.sort = b->n <= GPU_MATVEC_TOKENS;
     for (int t = 0; t < b->n; t += most) {
         r.n = b->n - t < most ? b->n - t : most;
         r.pos = array(b, A_POS) + t;
@@ -413,6 +421,17 @@ static int run_route(struct gpu_backend *b, const struct dlayer *l, int index, c
     return r.sort ? 0 : gpu_sort_pairs(b->g, &r, e);
 }
 
+struct gpu_experts layers_experts(const struct gpu_backend *b, const struct dexperts *x)
+{
+    const struct config *c = &b->m->config;
+    const struct moe *m = &c->moe;
+    return (struct gpu_experts){ .w = { c->gated ? x->gate : x->up, x->up }, .n_mats = c->gated ? 2 : 1,
+                                 .n_experts = m->n_experts, .n_pairs = b->n * m->top_k, .choice = b->choice,
+                                 .share = m->top_k, .out = b->mid_expert, .ldo = m->intermediate_size,
+                                 .act_out = b->act_expert, .act_out_stride = b->stride_expert, .function = c->act,
+                                 .alpha = m->act_alpha, .limit = m->act_limit, .weigh_input = m->weigh_input };
+}
+
 /* Compute the result of each pair's expert, in b->out_expert, and unless sum is NULL their sum and
  * its norm. */
 static int run_experts(struct gpu_backend *b, const struct dexperts *x, int floats, const struct input *in,
@@ -420,14 +439,11 @@ static int run_experts(struct gpu_backend *b, const struct dexperts *x, int floa
 {
     const struct config *c = &b->m->config;
     const struct moe *m = &c->moe;
-    struct gpu_experts o = { .w = { c->gated ? x->gate : x->up, x->up }, .n_mats = c->gated ? 2 : 1,
-                             .n_experts = m->n_experts,
-                             .n_pairs = b->n * m->top_k, .choice = b->choice, .share = m->top_k,
-                             .act = in->act, .act_stride = in->stride, .x = in->x, .ldx = in->ldx,
-                             .out = b->mid_expert, .ldo = m->intermediate_size,
-                             .act_out = b->act_expert, .act_out_stride = b->stride_expert,
-                             .function = c->act, .alpha = m->act_alpha, .limit = m->act_limit,
-                             .weigh_input = m->weigh_input };
+    struct gpu_experts o = layers_experts(b, x);
+    o.act = in->act;
+    o.act_stride = in->stride;
+    o.x = in->x;
+    o.ldx = in->ldx;
     int (*const run)(struct gpu *, const struct gpu_experts *, struct err *) =
         floats ? gpu_expert_f32 : by_matvec(b) ? gpu_expert_matvec : gpu_expert_matmul;
     if (run(b->g, &o, e) < 0)
@@ -642,7 +658,7 @@ static int run_state(struct gpu_backend *b, const struct dlayer *l, int index, c
 
 /* ---- attention ---- */
 
-static struct gpu_step step_of(const struct gpu_backend *b, int index)
+struct gpu_step layers_step(const struct gpu_backend *b, int index)
 {
     const int32_t *tail_of = array(b, A_TAIL);
     return (struct gpu_step){ .pos = array(b, A_POS), .table_of = in_tail_only(b, index) ? tail_of : array(b, A_TABLE),
@@ -694,12 +710,45 @@ static int run_decode_rows(struct gpu_backend *b, struct gpu_attention *a, struc
     return 0;
 }
 
+struct gpu_attention layers_attention(const struct gpu_backend *b, const struct dlayer *l, int index)
+{
+    const struct config *c = &b->m->config;
+    const int table = c->rope_of[index], full = c->qk_norm == QK_NORM_FULL,
+              floats = in_floats(b, &l->o) || l->attn_sub_norm.present;
+    const struct gpu_kv kv = kv_of(b, index);
+    struct gpu_prepare p = { .q = b->q, .k = b->k, .v = b->v, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads,
+                             .head_dim = c->head_dim,
+                             .norm = full || c->qk_norm == QK_NORM_NONE || (table < 0 && c->qk_norm_roped) ? 0
+                                     : c->qk_norm_kind == NORM_RMS ? 1 : 2,
+                             .norm_each = c->qk_norm == QK_NORM_EACH,
+                             .norm_after_rope = c->qk_norm_after_rope, .qw = l->q_norm.w, .qb = l->q_norm.b,
+                             .kw = l->k_norm.w, .kb = l->k_norm.b, .eps = c->qk_norm_eps,
+                             .offset = c->qk_norm_offset, .temper = temper_of(b, index),
+                             .step = layers_step(b, index), .kv = kv };
+    if (table >= 0) {
+        p.cosine = b->cosine[table];
+        p.sine = b->sine[table];
+        p.rope_dim = c->ropes[table].dim;
+        p.rope_pairs = c->ropes[table].pairs;
+    }
+    return (struct gpu_attention){ .q = b->q, .out = floats ? b->attf : NULL, .act = floats ? NULL : b->act_att,
+                                   .act_stride = b->stride_att, .order = order_of(b, b->n),
+                                   .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim,
+                                   .window = c->window[index], .chunk = c->chunk[index],
+                                   .scale = c->attn_scale, .softcap = c->attn_softcap,
+                                   .alibi = c->pos == POS_ALIBI ? b->alibi : NULL, .sinks = l->sinks,
+                                   .gate = c->attn_gate ? b->att_gate : NULL,
+                                   .gate_each = c->attn_gate == ATTN_GATE_HEAD ? c->head_dim : 1,
+                                   .step = layers_step(b, index), .kv = kv, .partial = b->partial,
+                                   .arrived = b->tickets, .prepare = p, .max_splits = b->splits,
+                                   .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
+}
+
 static int run_attention(struct gpu_backend *b, const struct dlayer *l, int index, struct err *e)
 {
     const struct config *c = &b->m->config;
-    const int table = c->rope_of[index], nq = c->n_heads * c->head_dim, nk = c->n_kv_heads * c->head_dim;
-    const int full = c->qk_norm == QK_NORM_FULL, floats = in_floats(b, &l->o) || l->attn_sub_norm.present;
-    if (full) {
+    const int nq = c->n_heads * c->head_dim, nk = c->n_kv_heads * c->head_dim;
+    if (c->qk_norm == QK_NORM_FULL) {
         struct gpu_norm o = { .present = 1, .w = l->q_norm.w, .eps = c->qk_norm_eps, .offset = c->qk_norm_offset,
                               .x = b->q, .ldx = nq, .out = b->q, .ldo = nq, .n = b->n, .cols = nq };
         if (gpu_norm(b->g, &o, e) < 0)
@@ -710,40 +759,14 @@ static int run_attention(struct gpu_backend *b, const struct dlayer *l, int inde
         if (gpu_norm(b->g, &o, e) < 0)
             return -1;
     }
-    const struct gpu_kv kv = kv_of(b, index);
-    struct gpu_prepare p = { .q = b->q, .k = b->k, .v = b->v, .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads,
-                             .head_dim = c->head_dim,
-                             .norm = full || c->qk_norm == QK_NORM_NONE || (table < 0 && c->qk_norm_roped) ? 0
-                                     : c->qk_norm_kind == NORM_RMS ? 1 : 2,
-                             .norm_each = c->qk_norm == QK_NORM_EACH,
-                             .norm_after_rope = c->qk_norm_after_rope, .qw = l->q_norm.w, .qb = l->q_norm.b,
-                             .kw = l->k_norm.w, .kb = l->k_norm.b, .eps = c->qk_norm_eps,
-                             .offset = c->qk_norm_offset, .temper = temper_of(b, index),
-                             .step = step_of(b, index), .kv = kv };
-    memcpy(p.parts, b->qkv, sizeof p.parts);
+    struct gpu_attention a = layers_attention(b, l, index);
+    memcpy(a.prepare.parts, b->qkv, sizeof a.prepare.parts);
     memset(b->qkv, 0, sizeof b->qkv);
-    if (table >= 0) {
-        p.cosine = b->cosine[table];
-        p.sine = b->sine[table];
-        p.rope_dim = c->ropes[table].dim;
-        p.rope_pairs = c->ropes[table].pairs;
+    if (b->n_decode != 1 || !gpu_attn_prepares(&a.prepare)) {
+        if (gpu_prepare(b->g, &a.prepare, e) < 0)
+            return -1;
+        a.prepare.head_dim = 0;
     }
-    const int at_once = b->n_decode == 1 && gpu_attn_prepares(&p);
-    if (!at_once && gpu_prepare(b->g, &p, e) < 0)
-        return -1;
-    struct gpu_attention a = { .q = b->q, .out = floats ? b->attf : NULL, .act = floats ? NULL : b->act_att,
-                               .act_stride = b->stride_att, .order = order_of(b, b->n),
-                               .n_heads = c->n_heads, .n_kv_heads = c->n_kv_heads, .head_dim = c->head_dim,
-                               .window = c->window[index], .chunk = c->chunk[index],
-                               .scale = c->attn_scale, .softcap = c->attn_softcap,
-                               .alibi = c->pos == POS_ALIBI ? b->alibi : NULL, .sinks = l->sinks,
-                               .gate = c->attn_gate ? b->att_gate : NULL,
-                               .gate_each = c->attn_gate == ATTN_GATE_HEAD ? c->head_dim : 1, .step = step_of(b, index),
-                               .kv = kv,
-                               .partial = b->partial, .arrived = b->tickets, .max_splits = b->splits,
-                               .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
-    if (at_once)
-        a.prepare = p;
     if (run_decode_rows(b, &a, e) < 0 || (b->n_tiles && gpu_attn_prefill(b->g, &a, e) < 0))
         return -1;
     return run_sub_norm(b, &l->attn_sub_norm, b->attf, nq, in_floats(b, &l->o) ? NULL : b->act_att, b->stride_att, e);
@@ -800,11 +823,11 @@ static int run_latent(struct gpu_backend *b, const struct dlayer *l, int index, 
                                   .cosine = table < 0 ? NULL : b->cosine[table],
                                   .sine = table < 0 ? NULL : b->sine[table],
                                   .rope_pairs = table < 0 ? 0 : c->ropes[table].pairs, .w = l->kv_norm.w,
-                                  .eps = m->norm_eps, .temper = temper_of(b, index), .step = step_of(b, index),
+                                  .eps = m->norm_eps, .temper = temper_of(b, index), .step = layers_step(b, index),
                                   .kv = kv_of(b, index) };
     struct gpu_attention a = { .q = b->q, .out = b->latent_sums, .n_heads = c->n_heads, .n_kv_heads = 1,
                                .head_dim = c->head_dim, .value_dim = m->kv_rank, .scale = c->attn_scale,
-                               .step = step_of(b, index), .kv = x.kv, .partial = b->partial, .arrived = b->tickets,
+                               .step = layers_step(b, index), .kv = x.kv, .partial = b->partial, .arrived = b->tickets,
                                .max_splits = b->splits,
                                .tiles = b->step + tiles_at(b), .n_tiles = b->n_tiles };
     *out = (struct input){ .act = b->act_att, .stride = b->stride_att, .x = b->latent_heads, .ldx = width };
@@ -1091,6 +1114,8 @@ int layers_run(struct gpu_backend *b, struct err *e)
     const struct gpu_ropes ropes = ropes_of(b);
     if (b->layers.first > 0 ? run_ropes(b, e) < 0 : run_embed(b, &ropes, e) < 0 || watch_layer(b, -1, e) < 0)
         return -1;
+    if (one_token_takes(b))
+        return one_token_run(b, e);
     for (int i = b->layers.first; i < b->layers.end; i++)
         if (run_layer(b, i, e) < 0 || watch_layer(b, i, e) < 0 || dweights_done(b->w, i, e) < 0)
             return -1;

@@ -314,6 +314,120 @@ int gpu_attn_prefill(struct gpu *g, const struct gpu_attention *o, struct err *e
     ((head_dim) % 8 == 0 && (value_dim) % 8 == 0 && (head_dim) <= 576 && (value_dim) <= 512)
 int gpu_attn_latent(struct gpu *g, const struct gpu_attention *o, struct err *e);
 
+/* ---- all layers of a step of one token ---- */
+
+/* Turns of tiles, divided evenly: of all n_tiles * per_tile turns block i has `share` from
+ * i * share on, so that blocks may have parts of a tile, and a tile at most `parts`.  Sums of parts
+ * are stored in [parts][32 * n_tiles]; those that no block has are zeros. */
+enum { GPU_TURN_PARTS = 4 };
+struct gpu_turns { int n_tiles, per_tile, share, parts; };
+/* x / n as x * GPU_INVERSE(n) >> 31, if x * n is below 2^31: a division takes 20 instructions. */
+#define GPU_INVERSE(n) ((uint32_t)((0x80000000u + (uint32_t)(n) - 1) / (uint32_t)(n)))
+static inline struct gpu_turns gpu_turns_divide(int n_tiles, int per_tile, int blocks)
+{
+    const int all = n_tiles * per_tile;
+    for (int share = (all + blocks - 1) / blocks; ; share++) {
+        int most = 1;
+        for (int i = 0; i < n_tiles; i++) {
+            const int parts = ((i + 1) * per_tile - 1) / share - i * per_tile / share + 1;
+            most = parts > most ? parts : most;
+        }
+        if (most <= GPU_TURN_PARTS) {
+            const struct gpu_turns d = { n_tiles, per_tile, share, most };
+            return d;
+        }
+    }
+}
+/* The steps of a turn of this format; 0: gpu_one_token() does not multiply by such matrices. */
+#define GPU_TURN_STEPS(type) \
+    ((int)(type) == QT_NL4 || (int)(type) == QT_I4 ? 4 : (int)(type) == QT_I8 ? 2 : 0)
+/* Does gpu_one_token() multiply by a matrix of this shape?  Rows are whole turns, without padding,
+ * and with f16 scales both groups of each unit are there. */
+static inline int gpu_whole_turns(int type, int cols, int n_steps, int n_groups)
+{
+    const int steps = GPU_TURN_STEPS(type);
+    return steps && n_steps % steps == 0 && cols == 32 * n_steps && (type == QT_NL4 || n_groups % 2 == 0);
+}
+
+/* A layer, in device memory: 16-byte aligned.  Its matrices but the router have one type.
+ *   attn_norm, mlp_norm  norms that gpu_norm_in_registers() allows; x, out and act are not used
+ *   qkv, o               matrices for which gpu_whole_turns() is 1
+ *   attention            as for gpu_attn_decode with `prepare`, but for step, rows and max_splits;
+ *                        prepare.parts are those of gpu_token_step.qkv_parts, whose number is not
+ *                        used
+ *   route                n_experts 0: a dense layer, whose `up` and `down` are the only expert.
+ *                        n 1; w[0] is the router, f32; gpu_chooses_only() allows it; part has
+ *                        GPU_SPLITS(n_steps) parts.  choice and pos are not used
+ *   up                   gate and up; act_out has a row for each chosen expert.  choice is not
+ *                        used */
+struct gpu_token_layer {
+#ifdef __cplusplus
+    alignas(16)
+#else
+    _Alignas(16)
+#endif
+    struct gpu_norm attn_norm;
+    struct gpu_norm mlp_norm;
+    struct gpu_mat qkv[3]; const float *qkv_bias[3];
+    struct gpu_attention attention;
+    struct gpu_mat o; const float *o_bias;
+    struct gpu_route route;
+    struct gpu_experts up;
+    struct gpu_expert_mat down;
+};
+/* Offsets in a block's shared memory.  step: the arguments of the launch; choice: the chosen
+ * experts; room: for attention, or to choose experts. */
+struct gpu_token_room { uint32_t step, layers, x, normed, act, sums, choice, room; };
+enum { GPU_TOKEN_WARPS = 16 };
+/* Query heads of a job of attention: four are what registers allow, and two cost no more compile
+ * time than one. */
+enum { GPU_TOKEN_FEW = 2, GPU_TOKEN_GROUP = 4 };
+static inline int gpu_token_group(int share, int n_splits, int n_sms)
+{
+    return gpu_attn_group(share, n_splits, n_sms) > GPU_TOKEN_FEW ? GPU_TOKEN_GROUP : GPU_TOKEN_FEW;
+}
+struct gpu_token_step {
+    const struct gpu_token_layer *layers;       /* device memory */
+    int n;                              /* number of layers, all of the same shapes */
+    float *x; int hidden;               /* the residual */
+    float scale;                        /* of what a half of a layer adds to it */
+    /* [GPU_TURN_PARTS][rows of q, k and v, each a multiple of 32]; [GPU_TURN_PARTS][hidden, a
+     * multiple of 32] */
+    float *qkv_parts, *o_parts, *down_parts;
+    struct gpu_step step; int max_splits;       /* as in struct gpu_attention */
+    unsigned *arrived;                  /* a counter, 0 before and after */
+    /* gpu_one_token() sets these; by: GPU_INVERSE of the tiles of an expert's gate, and of the
+     * turns of its down */
+    struct gpu_turns qkv, o, down;
+    uint32_t by_tiles, by_turns;
+    int top_k;                          /* room for as many experts: a multiple of 4 */
+    int group;                          /* query heads of a job of attention */
+    struct gpu_token_room room;
+};
+/* The shared memory of a block: of a residual of `hidden` floats, `act` f16 in the widest row of
+ * activations, split bytes for attention, choice bytes to choose top_k experts; table: bytes of the
+ * codebook, which comes first.  Attention takes the place of activations.  Returns the size. */
+static inline size_t gpu_token_shared(struct gpu_token_room *r, size_t table, size_t hidden, size_t act, size_t split,
+                                      size_t choice, int top_k)
+{
+    const size_t sizes[] = { sizeof(struct gpu_token_step), 2 * sizeof(struct gpu_token_layer), sizeof(float) * hidden,
+                             sizeof(float) * 2 * 2 * 32 * GPU_TOKEN_WARPS,      /* two units, gate and up */
+                             (size_t)(top_k + 3) / 4 * 4 * (sizeof(struct gpu_expert_tile) + 4 * sizeof(void *) +
+                                                            3 * sizeof(int32_t)) + 4 * sizeof(int32_t),
+                             choice, sizeof(uint16_t) * act, sizeof(float) * hidden };
+    uint32_t *const to[] = { &r->step, &r->layers, &r->x, &r->sums, &r->choice, &r->room, &r->act, &r->normed };
+    size_t n = table;
+    for (int i = 0; i < 8; i++) {
+        *to[i] = (uint32_t)n;
+        n += (sizes[i] + 15) / 16 * 16;
+    }
+    return r->room + split > n ? r->room + split : n;
+}
+/* Run these layers for the only token of a step.  l: one of them, in host memory.  takes: whether
+ * the device and the shapes allow it. */
+int gpu_one_token(struct gpu *g, const struct gpu_token_layer *l, const struct gpu_token_step *o, struct err *e);
+int gpu_one_token_takes(struct gpu *g, const struct gpu_token_layer *l, int hidden);
+
 /* Options for drawing a token from a row of logits: struct draw (libcommon/engine/draw.h) for
  * kernels. */
 struct gpu_draw {

@@ -11,6 +11,17 @@
 
 #include "gpu/prim/prim.cuh"
 
+/* One thread counts its block, after what other threads have written for it. */
+DEVICE void count_arrival(unsigned *arrived)
+{
+#ifdef __CUDACC__
+    __threadfence();
+    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(arrived) : "memory");
+#else
+    emulated_grid_arrive(arrived);
+#endif
+}
+
 /* All threads call it: all that the block has written before can be read by blocks that have
  * waited. */
 DEVICE void grid_arrive(unsigned *arrived)
@@ -21,6 +32,15 @@ DEVICE void grid_arrive(unsigned *arrived)
         EITHER(asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(arrived) : "memory"),
                emulated_grid_arrive(arrived));
     }
+}
+
+/* The same for a block of which only the first warp has written since the last arrival: only that
+ * warp calls it, and the others need not wait for it. */
+DEVICE void grid_arrive_alone(unsigned *arrived)
+{
+    __syncwarp();                       /* all lanes have written */
+    if (threadIdx.x == 0)
+        count_arrival(arrived);
 }
 
 /* All threads call it: until n arrivals. */

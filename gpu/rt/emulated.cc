@@ -287,6 +287,9 @@ static void check_shared(size_t at, size_t n, bool write)
     }
 }
 
+/* Of an access of n bytes by one instruction; a copy of other sizes is several. */
+static size_t alignment_of(size_t n) { return n <= 16 && (n & (n - 1)) == 0 ? n : 1; }
+
 static void check(const void *address, size_t n, enum blocks_access kind)
 {
     const bool write = kind == BLOCKS_WRITE || kind == BLOCKS_ATOMIC;
@@ -306,7 +309,7 @@ static void check(const void *address, size_t n, enum blocks_access kind)
         if (at + n > m.shared_size)
             return complain("%s of %zu bytes at %zu of %zu bytes of shared memory", write ? "write" : "read", n, at,
                             m.shared_size);
-        if ((uintptr_t)p % (n < 16 ? n : 16))
+        if ((uintptr_t)p % alignment_of(n))
             return complain("access of %zu bytes at %zu of shared memory is not aligned", n, at);
         return check_shared(at, n, write);
     }
@@ -329,7 +332,7 @@ static void check(const void *address, size_t n, enum blocks_access kind)
         if (p < r.p || p + n > r.p + r.size)
             complain("%s of %zu bytes at %td of an allocation of %zu bytes", write ? "write" : "read", n, p - r.p,
                      r.size);
-        else if ((uintptr_t)p % (n < 16 ? n : 16))
+        else if ((uintptr_t)p % alignment_of(n))
             complain("access of %zu bytes at %td of an allocation is not aligned", n, p - r.p);
         else if (m.together)
             blocks_access((int)m.self->id.block.x, p, n, kind, (size_t)(p - r.p));

@@ -238,7 +238,7 @@ int emulate_launch(struct gpu *g, const char *name, const emulated_shape &shape,
         err_set(&why, ERR_DEVICE, "emulated:%d: %s: launched while device %d is selected", g->device, name, selected);
         return lose(g, &why, e);
     }
-    const size_t most = strstr(name, "hopper") ? EMULATED_SHARED : EMULATED_SHARED_ANY;
+    const size_t most = shape.together || strstr(name, "hopper") ? EMULATED_SHARED : EMULATED_SHARED_ANY;
     if (threads < 1 || threads > EMULATED_THREADS || shared > most || !grid.x || !grid.y || !grid.z ||
         grid.y > 65535 || grid.z > 65535)
         return err_set(e, ERR_DEVICE, "kernel %s: a grid of %u x %u x %u blocks of %d threads with %zu bytes of shared memory cannot be launched", name, grid.x, grid.y,
@@ -339,10 +339,11 @@ int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *)
     return 0;
 }
 
+int gpu_launches_overlap(const struct gpu *) { return 1; }        /* as the code for 9.0 has it */
 int gpu_n_sms(const struct gpu *) { return EMULATED_SMS; }
 int emulated_blocks_together(const struct gpu *, int threads, size_t shared)
 {
-    return threads < 1 || threads > EMULATED_THREADS || shared > EMULATED_SHARED_ANY ? 0 : EMULATED_SMS;
+    return threads < 1 || threads > EMULATED_THREADS || shared > EMULATED_SHARED ? 0 : EMULATED_SMS;
 }
 int gpu_capability(const struct gpu *) { return 90; }
 

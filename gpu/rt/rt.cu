@@ -242,6 +242,7 @@ int gpu_info(const struct gpu *g, struct gpu_info *info, struct err *e)
     return 0;
 }
 
+int gpu_launches_overlap(const struct gpu *g) { return g->dependent; }
 int gpu_n_sms(const struct gpu *g) { return g->n_sms; }
 int gpu_capability(const struct gpu *g) { return g->capability; }
 

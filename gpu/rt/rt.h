@@ -48,6 +48,7 @@ int gpu_is_lost(struct gpu *g);
 /* Whether kernels may begin before the kernel before them has ended (launch.cuh): as opened, where
  * compute capability and code allow it.  Emulated, kernels run one after the other. */
 void gpu_dependent_launches(struct gpu *g, int on);
+int gpu_launches_overlap(const struct gpu *g);
 /* Let the next kernel begin after the end of all before it: what they have written may then be read
  * as weights are. */
 void gpu_end_dependence(struct gpu *g);

@@ -71,6 +71,17 @@ static double add_round(const struct timed_gpu *g, const struct timed_launch *l,
 
 double timed_gap(const struct timed_gpu *g) { return g->dependent_s > 0 ? g->dependent_s : g->launch_s; }
 
+/* A barrier: the fence after a block's last store, the count, and the load that sees it. */
+enum { FENCE = 1, COUNT_AND_LOAD = 2 /* latencies of L2 */ };
+double timed_barrier(const struct timed_gpu *g) { return (FENCE + COUNT_AND_LOAD) * g->l2_cycles / g->clock; }
+
+/* The time before a launch, or a stage, from the end of the one before it. */
+static double time_before(const struct timed_gpu *g, const struct timed_launch *before, const struct timed_launch *l)
+{
+    return l->stage > 0 ? timed_barrier(g)
+           : l->follows && !l->together && !(before && before->together) ? timed_gap(g) : g->launch_s;
+}
+
 static double wait_seconds(const struct timed_gpu *g, double memory, double l2, double cycles)
 {
     return (memory * g->memory_cycles + l2 * g->l2_cycles + cycles) / g->clock;
@@ -97,20 +108,28 @@ static double idle_seconds(const struct timed_gpu *g, const struct timed_launch 
 static struct head_start head_start_of(const struct timed_gpu *g, const struct timed_launch *before,
                                        const struct timed_launch *l)
 {
-    if (!before || !l->follows || g->dependent_s <= 0 || (l->early <= 0 && l->early_l2 <= 0))
+    if (!before || (l->early <= 0 && l->early_l2 <= 0) ||
+        (l->stage == 0 && (!l->follows || g->dependent_s <= 0 || l->together || before->together)))
         return (struct head_start){ 0 };
     const int fits = resident(g, before), on_one = (int)ceil((double)before->active / g->n_sms),
-              beside = on_one <= fits ? fit_beside(g, l, room_of(before), on_one) : 0;
+              beside = l->stage == 0 && on_one <= fits ? fit_beside(g, l, room_of(before), on_one) : 0;
     const double rate = g->memory * g->memory_share, latency = g->memory_cycles / g->clock,
                  at_once = fmin(l->active, (double)g->n_sms * resident(g, l)),
-                 lone = timed_gap(g) + alone_seconds(g, before), waits = wait_seconds(g, 0, l->early_l2, 0),
-                 loop_idle = beside > 0 ? fmax(idle_seconds(g, before), 0) : 0,
-                 idle = fmax(loop_idle - waits, 0), late = lone - fmax(waits - loop_idle, 0),
-                 loop = fmin(fmin(at_once, (double)g->n_sms * beside) * l->early, fmax(idle - latency, 0) * rate),
-                 all = fmin(at_once * l->early, loop + fmax(late - (loop > 0 ? 0 : latency), 0) * rate);
-    const struct head_start over = { .waits = fmin(waits, lone + loop_idle) };
+                 /* at a barrier: from the end of the loop, or if no warp ends before the arrival,
+                  * from there; and in blocks without work in the stage before */
+                 fence = before->frees > 0 ? FENCE : 0,
+                 ahead = l->stage > 0 ? wait_seconds(g, 0, COUNT_AND_LOAD + fence, before->frees) : timed_gap(g),
+                 free = l->stage > 0 ? fmax(g->n_sms - (double)before->active, 0) : (double)g->n_sms * beside,
+                 some = l->stage > 0 ? 0 : 1,           /* of idle time: all blocks have it */
+                 lone = ahead + alone_seconds(g, before), waits = wait_seconds(g, 0, l->early_l2, l->early_cycles),
+                 loop_idle = free > 0 ? fmax(idle_seconds(g, before), 0) : 0,
+                 idle = fmax(loop_idle - waits, 0),
+                 late = lone - fmax(waits - some * loop_idle, 0) + l->arriving / g->clock,
+                 loop = fmin(fmin(at_once, free) * l->early, fmax(idle - latency, 0) * rate),
+                 all = fmin(at_once * l->early, loop + fmax(late - (some * loop > 0 ? 0 : latency), 0) * rate);
+    const struct head_start over = { .waits = fmin(waits, lone + some * loop_idle) };
     return late <= 0 ? over : (struct head_start){ over.waits, fmin(all, l->bytes * at_once / l->active),
-                                                   l->early > 0 ? fmin(latency, late + idle) : 0 };
+                                                   l->early > 0 ? fmin(latency, late + some * idle) : 0 };
 }
 
 struct timed_cost timed_launch_cost(const struct timed_gpu *g, const struct timed_launch *before,
@@ -123,10 +142,11 @@ struct timed_cost timed_launch_cost(const struct timed_gpu *g, const struct time
     const double setup = wait_seconds(g, l->setup_memory, l->setup_l2, l->setup_cycles),
                  /* instead of first weights a block then waits for its first activations */
                  saved = fmin(h.seconds, fmax(g->memory_cycles - g->l2_cycles, 0) / g->clock);
-    double sum[N_CAUSES] = { [LAUNCH] = l->follows ? timed_gap(g) : g->launch_s,
+    double sum[N_CAUSES] = { [LAUNCH] = time_before(g, before, l),
                              /* other blocks of the multiprocessor hide the waits of later rounds */
                              [WAITS] = setup * (1 + (rounds > 1 ? rounds - 1 : 0) / resident(g, l)) - saved +
-                                       alone_seconds(g, l) + wait_seconds(g, 0, l->early_l2, 0) - h.waits };
+                                       alone_seconds(g, l) + wait_seconds(g, 0, l->early_l2, l->early_cycles) -
+                                       h.waits };
     struct timed_cost c = { .seconds = sum[LAUNCH] + sum[WAITS],
                             .roof_s = fmax(l->bytes / g->memory, l->flop / g->tensor) };
     for (double left = full; left > 0; ) {      /* the first round, then all others like it */

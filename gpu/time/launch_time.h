@@ -5,7 +5,9 @@
  * and the longest of seven times: bytes from memory, bytes from L2, instructions, products of the
  * tensor cores, cycles of shared memory, exponentials, and the dependent loads of the loop.  Blocks
  * run in rounds of as many as fit on the device.  First weights that a dependent launch loads while
- * memory would be idle take no time.  The list of launches follows gpu/backend/layers.c and step.c;
+ * memory would be idle take no time.  A launch whose blocks meet at barriers is listed as its
+ * stages, with the time of a barrier between them.  The list follows layers.c, one_token.c and
+ * step.c of gpu/backend;
  * tests/unit/t-gpu-time.c compares it with what the backend launches. */
 #ifndef ZSE_GPU_TIME_LAUNCH_TIME_H
 #define ZSE_GPU_TIME_LAUNCH_TIME_H
@@ -45,7 +47,7 @@ int code_cost_find(const char *kernel, const char *sm, struct code_cost *out);
 /* A step.  Decoding (n_tokens 0): n_seqs sequences, the newest token of each is its number
  * `context`, padded as the backend pads it for graphs.  A prompt: n_tokens tokens of one sequence,
  * which end with its token number `context`.  Keys and values are f16. */
-struct timed_step { int n_seqs, context, n_tokens, wgmma; };
+struct timed_step { int n_seqs, context, n_tokens, wgmma, one_launch /* enum one_launch */; };
 
 /* The parts of a step; times of launches are summed for each. */
 enum timed_part { TIMED_OTHER, TIMED_LINEAR, TIMED_ATTENTION, N_TIMED_PARTS };
@@ -63,6 +65,9 @@ struct timed_launch {
     double bytes, l2_bytes, flop, done, issue, shared_bytes, exps;
     int wgmma;
     int follows;                        /* another launch of the step comes before it */
+    /* all blocks run at the same time (launch.cuh), and the launch does not overlap with others.
+     * stage above 0: no launch, but what its blocks do after they have met at a barrier */
+    int together, stage;
     /* of a block: waits outside of its loop (for memory, for L2, and other cycles); turns of the
      * loop, waits and own cycles of a turn; ahead: a turn's loads start one turn earlier */
     double setup_memory, setup_l2, setup_cycles, turns, turn_memory, turn_l2, turn_cycles;
@@ -72,6 +77,10 @@ struct timed_launch {
     /* bytes from memory that a block loads before it waits for the launch before, and waits for L2
      * before these loads */
     double early, early_l2;
+    /* of a stage: cycles before these loads, in which they are prepared; cycles of its waits in
+     * which they go on arriving, while blocks wait for activations and norm them; cycles before its
+     * arrival at the barrier in which all warps but the first one have begun the next stage */
+    double early_cycles, arriving, frees;
 };
 
 struct timed_launches {
@@ -97,8 +106,10 @@ struct timed_cost { double seconds, roof_s; const char *limit; };
  * weights; NULL: none.  The launch itself may then take less than its roof, but a step does not. */
 struct timed_cost timed_launch_cost(const struct timed_gpu *g, const struct timed_launch *before,
                                     const struct timed_launch *l);
-/* The time from the end of a kernel of a step to the start of the next. */
+/* The time from the end of a kernel of a step to the start of the next, and from the last arrival
+ * at a barrier of all blocks to the end of their waits. */
 double timed_gap(const struct timed_gpu *g);
+double timed_barrier(const struct timed_gpu *g);
 
 /* Fill m with the configuration c, which becomes m's, and with matrices of this type in the shapes
  * that c implies, without data: embedding and head have 8 bits if the type has fewer, routers are

@@ -6,32 +6,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "gpu/backend/internal.h"
-#include "gpu/kernels/operations.h"
-#include "gpu/time/launch_time.h"
+#include "gpu/time/walk.h"
 #include "libcommon/model/arch.h"
 
-enum {
-    TABLE_SIZE = 32768,         /* bytes of a codebook in shared memory */
-    TABLE_TURN = 70,            /* cycles of a turn of the loop that fills it (calculated) */
-    STEP_UNIT = 16 * 32,        /* bytes of a step that the lanes of a warp load at a time */
-    STEP_WORDS = TILE_ROWS * 32,        /* weights of a tile in a step */
-    PAD = 36,                   /* floats of a row of sums */
-};
-
-struct walk {
-    const struct model *m;
-    const struct timed_gpu *g;
-    const struct timed_step *s;
-    struct timed_launches *out;
-    int n;                      /* tokens of the step, with padding */
-    int n_seqs, splits, n_tiles, wgmma;
-    int normed;                 /* the launch before has computed the next layer's norm */
-    int parts;                  /* parts of sums that the launch before leaves to the next norm */
-    int qkv_parts;              /* the same of q, k and v */
-};
-
-static void add(struct walk *w, struct timed_launch l)
+void walk_add(struct walk *w, struct timed_launch l)
 {
     struct timed_launches *out = w->out;
     if (out->n == out->room) {
@@ -50,9 +28,8 @@ static void add(struct walk *w, struct timed_launch l)
     out->launch[out->n++] = l;
 }
 
-/* The instructions of 16 bytes of weights of a lane; 0 if they are not counted. */
-static double instructions(struct walk *w, const char *kernel, enum qtype type, const char *end, const char *sm,
-                           int *registers)
+double walk_instructions(struct walk *w, const char *kernel, enum qtype type, const char *end, const char *sm,
+                         int *registers)
 {
     char name[64];
     struct code_cost c = { 0 };
@@ -62,18 +39,6 @@ static double instructions(struct walk *w, const char *kernel, enum qtype type, 
     *registers = c.registers;
     return c.instructions;
 }
-
-/* Loads of 16 bytes for a step of a lane (gpu/prim/weights.cuh). */
-static int loads_of(const struct mat *m)
-{
-    const struct qtype_info *t = qtype_info(m->type);
-    return t->bits == 16 ? 4 : t->bits <= 4 && t->bits != 3 ? 1 : 2;
-}
-
-static int n_steps(const struct mat *m) { return m->cols_padded / 32; }
-static int has_table(const struct mat *m) { return qtype_info(m->type)->gpu == GPU_FORMAT_TABLE; }
-static double product(const struct mat *m, int n) { return 2.0 * m->rows * m->cols * n; }
-static unsigned ceil_of(int a, int b) { return (unsigned)((a + b - 1) / b); }
 
 /* ---- linear layers ---- */
 
@@ -91,7 +56,7 @@ static void add_matvec(struct walk *w, const char *what, const struct mat *const
               table = has_table(m[0]) ? 2 * TABLE_SIZE : 0;
     struct timed_launch l = { .kernel = "matvec", .what = what, .part = TIMED_LINEAR, .threads = warps * 32,
                               .shared = (size_t)(sums > table ? sums : table) };
-    double each = instructions(w, "matvec", m[0]->type, pair ? "-gate-up" : "", w->g->sm, &l.registers);
+    double each = walk_instructions(w, "matvec", m[0]->type, pair ? "-gate-up" : "", w->g->sm, &l.registers);
     each += each > 0 ? (by8 - 1) * 5 : 0;       /* 8 more tokens: 4 products and a load */
     for (int i = 0; i < n_mats; i++) {
         l.blocks += i < (pair ? 1 : n_mats) ? (unsigned)m[i]->n_tiles : 0;
@@ -116,7 +81,7 @@ static void add_matvec(struct walk *w, const char *what, const struct mat *const
     l.turn_memory = 1;
     l.turn_l2 = 1;                      /* activations are loaded where they are multiplied */
     l.turn_cycles = each * steps * loads;
-    add(w, l);
+    walk_add(w, l);
 }
 
 /* pair: gate and up with their activation. */
@@ -146,7 +111,7 @@ static void add_hopper(struct walk *w, const char *what, const struct mat *const
                               .threads = GPU_HOPPER_THREADS(groups),
                               .shared = (size_t)(GPU_HOPPER_SHARED + (pair ? groups * GPU_HOPPER_EXCHANGED : 0)) };
     int registers;
-    const double each = instructions(w, "matmul-hopper", m->type, "", "90a", &registers),
+    const double each = walk_instructions(w, "matmul-hopper", m->type, "", "90a", &registers),
                  turns = ceil((double)tiles / l.blocks), padded = turns * l.blocks;
     l.registers = registers;
     for (int i = 0; i < n_mats; i++) {
@@ -166,7 +131,7 @@ static void add_hopper(struct walk *w, const char *what, const struct mat *const
     l.setup_cycles = end + (turns - 1) * fmax(fmax(end, both) - hidden, 0);
     /* first weights of all warps: two steps */
     l.early = 2.0 * groups * 4 * (double)m->tile_bytes / n_steps(m);
-    add(w, l);
+    walk_add(w, l);
 }
 
 static void add_matmul(struct walk *w, const char *what, const struct mat *m)
@@ -176,7 +141,7 @@ static void add_matmul(struct walk *w, const char *what, const struct mat *m)
     struct timed_launch l = { .kernel = "matmul", .what = what, .part = TIMED_LINEAR,
                               .blocks = ceil_of(m->n_tiles, WARPS) * ceil_of(w->n, tokens), .threads = WARPS * 32,
                               .shared = (size_t)((has_table(m) ? TABLE_SIZE : 0) + 3 * 2 * tokens * 64) };
-    double each = instructions(w, "matmul", m->type, "-64", w->g->sm, &l.registers);
+    double each = walk_instructions(w, "matmul", m->type, "-64", w->g->sm, &l.registers);
     each += each > 0 && tokens == 128 ? 40 : 0;         /* 64 more tokens: 32 products and 8 loads */
     l.bytes = (double)m->size;
     l.flop = product(m, w->n);
@@ -191,7 +156,7 @@ static void add_matmul(struct walk *w, const char *what, const struct mat *m)
     l.turn_memory = 1.0 / ceil_of(w->n, tokens);
     l.turn_l2 = 1 - l.turn_memory;
     l.turn_cycles = each * loads_of(m);
-    add(w, l);
+    walk_add(w, l);
 }
 
 /* Do blocks of split_hopper multiply these matrices? */
@@ -219,9 +184,9 @@ static void add_split(struct walk *w, const char *what, const struct mat *const 
                               .wgmma = hopper, .blocks = (unsigned)(units * parts * by_tokens), .threads = warps * 32,
                               .shared = (size_t)((table ? wide ? 2 * TABLE_SIZE : TABLE_SIZE : 0) +
                                                  (hopper ? ring : 2 * GPU_SPLIT_STAGE * tokens * 64)) };
-    const double each = hopper ? instructions(w, "split-hopper", m[0]->type, tokens == 32 ? "-32" : "-64", "90a",
+    const double each = hopper ? walk_instructions(w, "split-hopper", m[0]->type, tokens == 32 ? "-32" : "-64", "90a",
                                               &l.registers)
-                               : instructions(w, "matmul-split", m[0]->type, tokens == 32 ? "-32" : "-64", w->g->sm,
+                               : walk_instructions(w, "matmul-split", m[0]->type, tokens == 32 ? "-32" : "-64", w->g->sm,
                                               &l.registers),
                  sums = (double)l.blocks * tiles * TILE_ROWS * tokens * sizeof(float),
                  /* steps of a warp in all blocks: all parts take as long as the longest */
@@ -260,7 +225,7 @@ static void add_split(struct walk *w, const char *what, const struct mat *const 
     l.turn_memory = 1.0 / by_tokens;
     l.turn_l2 = 1 - l.turn_memory;
     l.turn_cycles = each * loads * GPU_SPLIT_STAGE / 2 / (hopper ? loads : 1);
-    add(w, l);
+    walk_add(w, l);
 }
 
 static void add_f32(struct walk *w, const char *what, const struct mat *const *m, int n_mats, int n, int n_splits)
@@ -280,7 +245,7 @@ static void add_f32(struct walk *w, const char *what, const struct mat *const *m
     l.turns = ceil((double)n_steps(m[0]) / splits / WARPS);
     l.turn_memory = 1;
     l.turn_cycles = 32 * (TOKENS + 2);
-    add(w, l);
+    walk_add(w, l);
 }
 
 static int in_floats(const struct linear *l) { return l->w.type == QT_F32; }
@@ -319,7 +284,7 @@ static void linear(struct walk *w, const char *what, const struct linear *const 
 
 /* ---- rows ---- */
 
-enum { ROWS_BLOCK = 256, SUM_CYCLES = 250 /* two barriers, shuffles and 16 loads */ };
+enum { ROWS_BLOCK = 256 };
 
 /* plain: an RMS norm without a residual. */
 static void norm(struct walk *w, const char *what, int n, int cols, int plain)
@@ -340,7 +305,7 @@ static void norm(struct walk *w, const char *what, int n, int cols, int plain)
         l.turns = turns;
         l.turn_memory = 1;
     }
-    add(w, l);
+    walk_add(w, l);
 }
 
 /* A norm of the kind that the model's layers have. */
@@ -351,7 +316,8 @@ static void model_norm(struct walk *w, const char *what, const struct norm *norm
 
 static void add_rows(struct walk *w, const char *kernel, const char *what, int n, int cols, double bytes, double l2)
 {
-    add(w, (struct timed_launch){ .kernel = kernel, .what = what, .blocks = ceil_of(cols, ROWS_BLOCK) * (unsigned)n,
+    walk_add(w, (struct timed_launch){ .kernel = kernel, .what = what,
+                                       .blocks = ceil_of(cols, ROWS_BLOCK) * (unsigned)n,
                                   .threads = ROWS_BLOCK, .bytes = bytes, .l2_bytes = bytes + l2, .setup_l2 = 2,
                                   .issue = (double)n * cols / 32 * 30 });
 }
@@ -515,7 +481,7 @@ static int chooses_only(const struct walk *w)
 /* Cycles of a block that chooses the experts of the only token by their ranks (calculated from 29
  * cycles for a load from shared memory, 4 for each 16 bytes of a lane, 25 for a shuffle, 30 for a
  * barrier, and issue slots). */
-static double choose_only_cycles(const struct moe *m)
+double walk_choose_cycles(const struct moe *m)
 {
     enum { KEYS = 60, LISTS = 60 /* stores, and a barrier */, ROUND = 130 /* 32 keys against 32 */, ENDS = 140 };
     const int lists = (int)ceil_of(m->n_experts, 32);
@@ -536,7 +502,7 @@ static double choose_cycles(const struct walk *w, int sort)
     const struct moe *m = &w->m->config.moe;
     const int n = m->top_k, few = m->n_experts <= 128;
     if (chooses_only(w))
-        return choose_only_cycles(m);
+        return walk_choose_cycles(m);
     return 300 + (few ? 100 + 60.0 * n : 130.0 * n) + 200 + (!sort ? 0 : w->n == 1 ? 100 + 10.0 * n : 1000);
 }
 
@@ -570,7 +536,7 @@ static void add_route(struct walk *w, const struct layer *l, int norms)
         t.setup_l2 += w->n - 1;
         t.setup_cycles += w->n * SUM_CYCLES;
     }
-    add(w, t);
+    walk_add(w, t);
 }
 
 static void route(struct walk *w, const struct layer *l, int index)
@@ -584,13 +550,13 @@ static void route(struct walk *w, const struct layer *l, int index)
         return;
     }
     add_f32(w, "router", mats, m->shared_gate ? 2 : 1, w->n, few ? (int)GPU_SPLITS(n_steps(&l->router.w)) : 0);
-    add(w, (struct timed_launch){ .kernel = "choose", .what = "router", .blocks = sort ? 1 : ceil_of(w->n, WARPS),
+    walk_add(w, (struct timed_launch){ .kernel = "choose", .what = "router", .blocks = sort ? 1 : ceil_of(w->n, WARPS),
                                   .threads = WARPS * 32,
                                   .shared = gpu_choice_bytes(w->n, m->n_experts, m->top_k, sort),
                                   .l2_bytes = 4.0 * w->n * m->n_experts, .setup_l2 = 3,
                                   .setup_cycles = choose_cycles(w, sort) });
     if (!sort)
-        add(w, (struct timed_launch){ .kernel = "sort", .what = "router", .blocks = ceil_of(m->n_experts, WARPS),
+        walk_add(w, (struct timed_launch){ .kernel = "sort", .what = "router", .blocks = ceil_of(m->n_experts, WARPS),
                                       .threads = WARPS * 32, .shared = gpu_sort_bytes(m->n_experts),
                                       .l2_bytes = 4.0 * w->n * m->top_k * ceil_of(m->n_experts, WARPS), .setup_l2 = 3,
                                       .setup_cycles = 1000.0 + 4.0 * w->n * m->top_k });
@@ -611,7 +577,7 @@ static void expert_matvec(struct walk *w, const char *what, const struct mat *co
                               .active = (unsigned)(m[0]->n_tiles * (groups < rows ? groups : rows)),
                               .shared = (size_t)((has_table(m[0]) ? 2 * TABLE_SIZE : 0) +
                                                  4 * teams * WARPS * n * GPU_EXPERT_FEW * PAD) };
-    const double each = instructions(w, "expert-matvec", m[0]->type, n == 2 ? "-gate-up" : "", w->g->sm, &l.registers);
+    const double each = walk_instructions(w, "expert-matvec", m[0]->type, n == 2 ? "-gate-up" : "", w->g->sm, &l.registers);
     const double results = n == 1 && adds ? 4.0 * w->n * moe->top_k * m[0]->rows : 0;
     for (int i = 0; i < n; i++) {
         l.bytes += tiles * (double)m[i]->size;
@@ -634,7 +600,7 @@ static void expert_matvec(struct walk *w, const char *what, const struct mat *co
     l.turns = passes * ceil((double)n_steps(m[0]) / (WARPS * steps));
     l.turn_memory = l.turn_l2 = 1;
     l.turn_cycles = each * steps * loads;
-    add(w, l);
+    walk_add(w, l);
 }
 
 /* Experts of many tokens. */
@@ -650,7 +616,7 @@ static void expert_matmul(struct walk *w, const char *what, const struct mat *co
                               .threads = WARPS * 32, .active = by_rows * (unsigned)ceil(tiles),
                               .shared = (size_t)((has_table(m[0]) ? TABLE_SIZE : 0) + 3 * 2 * per_tile * 64) +
                                         (size_t)per_tile * sizeof(int) };
-    const double each = instructions(w, "expert-matmul", m[0]->type, per_tile == 16 ? "-16" : "-64", w->g->sm,
+    const double each = walk_instructions(w, "expert-matmul", m[0]->type, per_tile == 16 ? "-16" : "-64", w->g->sm,
                                      &l.registers);
     for (int i = 0; i < n; i++) {
         l.bytes += experts * (double)m[i]->size;
@@ -666,7 +632,7 @@ static void expert_matmul(struct walk *w, const char *what, const struct mat *co
     l.ahead = 1;
     l.turn_memory = 1;
     l.turn_cycles = each * loads_of(m[0]);
-    add(w, l);
+    walk_add(w, l);
 }
 
 static void expert_floats(struct walk *w, const char *what, const struct mat *const *m, int n)
@@ -688,7 +654,7 @@ static void expert_floats(struct walk *w, const char *what, const struct mat *co
     l.turns = n * ceil((double)n_steps(m[0]) / WARPS);
     l.turn_memory = 1;
     l.turn_cycles = 32 * (GPU_EXPERT_FEW + 2);
-    add(w, l);
+    walk_add(w, l);
 }
 
 /* Follows run_mixture(), with all experts on the device. */
@@ -729,13 +695,6 @@ static void feed_forward(struct walk *w, const struct layer *l, int index)
 
 /* ---- attention ---- */
 
-/* Positions that the newest token sees in this layer. */
-static int seen(const struct walk *w, int index)
-{
-    const int window = w->m->config.window[index];
-    return window && window < w->s->context ? window : w->s->context;
-}
-
 /* Follows gpu_attn_prepares(). */
 static int prepares_at_once(const struct walk *w)
 {
@@ -762,7 +721,7 @@ static void attend_decode(struct walk *w, int index)
               divides = !prepares || split_room(most / 2, dim, 1) <= GPU_ATTN_COPIED,
               group = gpu_attn_group(share, c->n_kv_heads * w->splits * w->n, divides ? w->g->n_sms : 0),
               copied = prepares && split_room(group, dim, 1) <= GPU_ATTN_COPIED,
-              rows = SPLIT_THREADS / (dim / 8), n = seen(w, index), in_split = n < GPU_SPLIT ? n : GPU_SPLIT,
+              rows = SPLIT_THREADS / (dim / 8), n = walk_seen(w, index), in_split = n < GPU_SPLIT ? n : GPU_SPLIT,
               n_splits = (int)ceil_of(n, GPU_SPLIT);
     const unsigned passes = ceil_of(share, group), heads = (unsigned)c->n_kv_heads * passes;
     const double kv = 4.0 * n * dim * c->n_kv_heads * w->n_seqs;
@@ -800,7 +759,7 @@ static void attend_decode(struct walk *w, int index)
                   ceil((double)in_split / rows / AT_ONCE);
         l.turn_memory = 1;
     }
-    add(w, l);
+    walk_add(w, l);
 }
 
 static void attend_prompt(struct walk *w, int index)
@@ -834,11 +793,12 @@ static void attend_prompt(struct walk *w, int index)
                  product_cycles = product_flop / (g->tensor * g->mma_share / (4 * g->n_sms * g->clock)),
                  matrices = (double)strips * (dim / 16) + 2.0 * (dim / 16) * (keys / 16), kv = 4.0 * keys * dim,
                  turns = key_tiles * c->n_heads;
-    add(w, (struct timed_launch){
+    walk_add(w, (struct timed_launch){
         .kernel = "attn_prefill", .what = "attention", .part = TIMED_ATTENTION,
         .blocks = (unsigned)(w->n_tiles * c->n_heads), .threads = WARPS * 32, .registers = code.registers,
         .shared = (size_t)(tile * dim * 2 + dim * keys * 2 + keys * dim * 2),
-        .bytes = 4.0 * seen(w, index) * c->head_dim * c->n_kv_heads, .flop = 4.0 * pairs * c->head_dim * c->n_heads,
+        .bytes = 4.0 * walk_seen(w, index) * c->head_dim * c->n_kv_heads,
+        .flop = 4.0 * pairs * c->head_dim * c->n_heads,
         .done = turns * WARPS * products * product_flop, .l2_bytes = key_tiles * keys * 4.0 * c->head_dim * c->n_heads,
         .issue = (key_tiles + MASKS * edges) * c->n_heads * WARPS * code.instructions,
         .shared_bytes = turns * (WARPS * matrices * MATRICES + kv), .exps = turns * keys * tile,
@@ -858,7 +818,7 @@ static void attention(struct walk *w, const struct layer *l, int index)
     }
     if (!prepares_at_once(w)) {
         const int parts = w->qkv_parts ? w->qkv_parts : 1;
-        add(w, (struct timed_launch){ .kernel = w->qkv_parts ? "prepare_parts" : "prepare", .what = "attention",
+        walk_add(w, (struct timed_launch){ .kernel = w->qkv_parts ? "prepare_parts" : "prepare", .what = "attention",
                                       .blocks = ceil_of(heads, WARPS) * (unsigned)w->n, .threads = WARPS * 32,
                                       .shared = sizeof(float) * WARPS * (size_t)c->head_dim, .bytes = 4.0 * nk * w->n,
                                       .l2_bytes = 4.0 * w->n * ((1.0 + parts) * nq + 2.0 * (1 + parts) * nk),
@@ -937,7 +897,7 @@ static void begin(struct walk *w)
         embed.setup_l2 = 2;
         embed.setup_cycles = 1000;
     }
-    add(w, embed);
+    walk_add(w, embed);
     if (w->m->embed_norm.present)
         model_norm(w, "embedding norm", &w->m->embed_norm, w->n, c->hidden_size);
 }
@@ -954,7 +914,7 @@ static void end(struct walk *w, int n)
     const int parts = gpu_sample_parts(n, c->vocab_size), threads = GPU_SAMPLE_THREADS(c->vocab_size);
     const double bytes = 4.0 * c->vocab_size / parts, turns = ceil(bytes / (4.0 * AT_ONCE * threads));
     /* the draw comes with the first logits; the fence after a part, the count, the parts */
-    add(w, (struct timed_launch){ .kernel = "sample", .what = "sample", .blocks = (unsigned)(n * parts),
+    walk_add(w, (struct timed_launch){ .kernel = "sample", .what = "sample", .blocks = (unsigned)(n * parts),
                                   .threads = threads, .shared = GPU_SAMPLE_ROOM, .l2_bytes = 4.0 * n * c->vocab_size,
                                   .setup_cycles = REDUCE, .turns = turns, .turn_l2 = 1,
                                   .turn_cycles = bytes / turns / L2_CYCLE, .alone_l2 = parts > 1 ? 3 : 0,
@@ -1004,7 +964,8 @@ int timed_launches(const struct model *m, const struct timed_gpu *g, const struc
     step_of(&w);
     out->n_tokens = w.n;
     begin(&w);
-    for (int i = 0; i < m->config.n_layers; i++)
+    const int one = walk_one_token(&w);
+    for (int i = 0; !one && i < m->config.n_layers; i++)
         layer(&w, i);
     end(&w, s->n_tokens ? 1 : w.n);
     return out->failed ? err_nomem(e, "the list of launches") : 0;

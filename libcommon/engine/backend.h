@@ -69,6 +69,10 @@ enum layer_stream { LAYER_STREAM_OFF, LAYER_STREAM_AUTO };
  * beside the copies. */
 enum cache_weights { CACHE_WEIGHTS_OFF, CACHE_WEIGHTS_AUTO, CACHE_WEIGHTS_ON };
 
+/* Steps of one token whose layers are one launch on a GPU.  AUTO: of mixtures of experts, and of
+ * all models where kernels cannot begin before the kernel before them has ended. */
+enum one_launch { ONE_LAUNCH_AUTO, ONE_LAUNCH_ON, ONE_LAUNCH_OFF };
+
 /* 8-bit activations of a GPU, with one scale per token.  INT8: for matrices with one int8 scale per
  * row (i8r).  FP8: E4M3 for fp8 matrices in steps of more than 128 tokens, from compute
  * capability 8.9 on; not with strict. */
@@ -166,6 +170,7 @@ struct backend_options {
     /* let a kernel of a step begin only when the one before it has ended, also where the GPU could
      * overlap them */
     int no_dependent_launches;
+    int one_launch;                         /* enum one_launch, of a GPU */
     int cache_weights;                      /* enum cache_weights, of a GPU */
     /* layer_stream: enum layer_stream, of a GPU; stream_window: the number of layers in its memory,
      * 0: as many as fit; stream_prefetch: the number of layers that are uploaded ahead; with

@@ -223,7 +223,8 @@ static int ask_backend(const struct engine *g, const struct engine_options *o, s
                                    .stream_prefetch = o->stream_prefetch, .stream_sequential = o->stream_sequential,
                                    .strict = o->strict,
                                    .debug_sync = o->debug_sync, .wgmma = o->wgmma,
-                                   .no_dependent_launches = o->no_dependent_launches, .no_graphs = o->no_graphs,
+                                   .no_dependent_launches = o->no_dependent_launches, .one_launch = o->one_launch,
+                                   .no_graphs = o->no_graphs,
                                    .act_codes = o->act_codes, .cache_weights = o->cache_weights, .eagle = o->eagle,
                                    .watch = o->watch };
     return 0;

@@ -50,7 +50,7 @@ struct engine_options {
     /* see backend_options */
     const struct step_watch *watch;
     int device, debug_sync, device_layers, moe, gpu_experts, strict, wgmma, no_graphs, act_codes,
-        cache_weights, no_dependent_launches;
+        cache_weights, no_dependent_launches, one_launch;
     int prefill_threshold, no_gpu_prefill, expert_uploads;
     int layer_stream, stream_window, stream_prefetch, stream_sequential;
     size_t max_device;

@@ -540,7 +540,8 @@ END
     zse-bench gpu --model $gpu --json | jq -e '.figures | length == 8 and ([.[].model] | unique) == ["Llama-3.1-8B", "Qwen2.5-32B", "Qwen3-30B-A3B"] and all(.[]; .value > 0)'
   done
   run -0 zse-bench gpu --model a100 Qwen2.5-0.5B -q int8
-  [[ "$output" == *"predicted from counts and constants, not measured"*"attn_split"*"launches a token"*"instructions of i8 are not counted for every kernel"* ]]
+  # an A100 cannot overlap launches
+  [[ "$output" == *"predicted from counts and constants, not measured"*"one_token"*"launches a token"*"instructions of i8 are not counted for every kernel"* ]]
   zse-bench gpu --model h100 "$MODEL" --json | jq -e '.launches > 9 and .seconds > 0'
   run -1 --separate-stderr zse-bench gpu --model h200 DeepSeek-V2-Lite
   [[ "$stderr" == *"deepseek_v2: the model of time has no counts for layers without plain attention"* ]]

@@ -205,8 +205,8 @@ static void refusals(void **state)
         assert_string_equal(run(checked, 1, 0, GRID_RIGHT, &bad), "");         /* one block has none to wait for */
         assert_int_equal(bad, 0);
     }
-    assert_int_equal(grid_blocks(device, T, 99 << 10), 4);
-    assert_int_equal(grid_blocks(device, T, (99 << 10) + 1), 0);
+    assert_int_equal(grid_blocks(device, T, 227 << 10), 4);
+    assert_int_equal(grid_blocks(device, T, (227 << 10) + 1), 0);
     assert_int_equal(grid_blocks(device, 1025, 0), 0);
     uint32_t x[2 * 4 * T + 1];
     struct grid_exchange o = begin(4, x);

@@ -1,0 +1,179 @@
+/* one_token.c - steps of one token whose layers are one launch (gpu/kernels/one_token.cu): which
+ * models have them, and the descriptions of their layers in device memory. */
+#include "gpu/backend/internal.h"
+
+#include <string.h>
+
+/* ---- the models ---- */
+
+/* Can gpu_one_token() multiply by both matrices? */
+static int alike(const struct gpu_mat *a, const struct gpu_mat *b)
+{
+    return a->type == b->type && a->group_shift == b->group_shift &&
+           gpu_whole_turns(b->type, b->cols, b->n_steps, b->n_groups);
+}
+
+/* Of a layer: no norms but those of the inputs of both halves, and nothing between the products. */
+static int is_plain(const struct gpu_backend *b, int index)
+{
+    const struct config *c = &b->m->config;
+    const struct dlayer *l = dweights_layer(b->w, index);
+    return c->mixer[index] == MIXER_ATTENTION && c->ff[index] == c->ff[b->layers.first] &&
+           (c->ff[index] == FF_MOE ||
+            (c->ff[index] == FF_DENSE && config_mlp_size(c, index) == c->intermediate_size)) &&
+           !l->attn_post_norm.present && !l->mlp_post_norm.present && !l->attn_sub_norm.present &&
+           !l->mlp_sub_norm.present && !in_tail_only(b, index);
+}
+
+static int plain_model(const struct gpu_backend *b)
+{
+    const struct config *c = &b->m->config;
+    const struct moe *m = &c->moe;
+    if (b->layers.first >= b->layers.end || b->o.one_launch == ONE_LAUNCH_OFF ||
+        (b->o.one_launch == ONE_LAUNCH_AUTO && c->ff[b->layers.first] != FF_MOE && gpu_launches_overlap(b->g)))
+        return 0;
+    if (b->tp || b->exact || b->o.strict || b->o.act_codes == ACT_CODES_INT8 || b->o.watch || b->plan.slots ||
+        has_host_experts(b) || c->block != BLOCK_SEQUENTIAL || !c->gated || c->attn_gate || c->clip_qkv > 0 ||
+        c->qk_norm == QK_NORM_FULL)
+        return 0;
+    if (c->ff[b->layers.first] == FF_MOE && (m->shared_size || m->shared_gate || m->weigh_input))
+        return 0;
+    for (int i = b->layers.first; i < b->layers.end; i++)
+        if (!is_plain(b, i))
+            return 0;
+    return 1;
+}
+
+/* ---- the layers ---- */
+
+/* Describe a dense MLP as the only expert. */
+static void describe_mlp(const struct gpu_backend *b, const struct dlayer *l, struct gpu_token_layer *out)
+{
+    out->up = (struct gpu_experts){ .w = { { .w = l->gate.w, .bias = l->gate.bias },
+                                           { .w = l->up.w, .bias = l->up.bias } },
+                                    .n_mats = 2, .n_experts = 1, .n_pairs = 1, .share = 1, .act_out = b->act_mlp,
+                                    .act_out_stride = b->stride_mlp, .function = b->m->config.act };
+    out->down = (struct gpu_expert_mat){ .w = l->down.w, .bias = l->down.bias };
+}
+
+static void describe_mixture(const struct gpu_backend *b, const struct dlayer *l, int index,
+                             struct gpu_token_layer *out)
+{
+    out->route = layers_route(b, l, index);
+    out->route.w[0] = l->router.w;
+    out->route.bias[0] = l->router.bias;
+    out->route.n_mats = out->route.n = out->route.sort = 1;
+    out->route.n_parts = GPU_SPLITS(l->router.w.n_steps);
+    out->route.part_stride = (size_t)out->route.ld;
+    out->route.tile = GPU_EXPERT_FEW;
+    out->up = layers_experts(b, &l->experts);
+    out->down = l->experts.down;
+}
+
+/* The sums of parts of k that are q, k and v, one after the other in a row. */
+static void describe_parts(const struct gpu_backend *b, const struct gpu_mat *w, struct gpu_part_sums out[3])
+{
+    int at = 0;
+    const int ld = 32 * (w[0].n_tiles + w[1].n_tiles + w[2].n_tiles);
+    for (int i = 0; i < 3; i++) {
+        out[i] = (struct gpu_part_sums){ .part = b->one.qkv_parts + at, .ld = ld };
+        at += 32 * w[i].n_tiles;
+    }
+}
+
+/* *out: layer `index`.  Returns 1 if gpu_one_token() can run it. */
+static int describe(const struct gpu_backend *b, int index, struct gpu_token_layer *out)
+{
+    const struct dlayer *l = dweights_layer(b->w, index);
+    memset(out, 0, sizeof *out);
+    out->attn_norm = layers_norm(b, &l->attn_norm, b->x, b->act, NULL);
+    out->mlp_norm = layers_norm(b, &l->mlp_norm, b->x, b->act, NULL);
+    const struct dlinear *const qkv[3] = { &l->q, &l->k, &l->v };
+    for (int i = 0; i < 3; i++) {
+        out->qkv[i] = qkv[i]->w;
+        out->qkv_bias[i] = qkv[i]->bias;
+    }
+    out->o = l->o.w;
+    out->o_bias = l->o.bias;
+    out->attention = layers_attention(b, l, index);
+    describe_parts(b, out->qkv, out->attention.prepare.parts);
+    const int moe = b->m->config.ff[index] == FF_MOE;
+    moe ? describe_mixture(b, l, index, out) : describe_mlp(b, l, out);
+    const struct gpu_mat *const mats[] = { &out->qkv[0], &out->qkv[1], &out->qkv[2], &out->o, &out->up.w[0].w,
+                                           &out->up.w[1].w, &out->down.w };
+    for (size_t i = 0; i < sizeof mats / sizeof *mats; i++)
+        if (!alike(&out->o, mats[i]))
+            return 0;
+    return gpu_norm_in_registers(&out->attn_norm) && gpu_norm_in_registers(&out->mlp_norm) && !out->down.bias &&
+           (!moe || (l->router.w.type == QT_F32 && gpu_chooses_only(&out->route))) &&
+           gpu_one_token_takes(b->g, out, b->m->config.hidden_size);
+}
+
+/* Do both layers have the same shapes? */
+static int same_shape(const struct gpu_token_layer *a, const struct gpu_token_layer *b)
+{
+    const struct gpu_mat *const x[] = { &a->qkv[0], &a->qkv[1], &a->qkv[2], &a->o, &a->up.w[0].w, &a->down.w },
+                         *const y[] = { &b->qkv[0], &b->qkv[1], &b->qkv[2], &b->o, &b->up.w[0].w, &b->down.w };
+    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
+        if (x[i]->type != y[i]->type || x[i]->n_tiles != y[i]->n_tiles || x[i]->n_steps != y[i]->n_steps)
+            return 0;
+    return a->route.n_experts == b->route.n_experts;
+}
+
+/* ---- memory ---- */
+
+size_t one_token_layers_bytes(const struct gpu_backend *b)
+{
+    return (size_t)(b->layers.end - b->layers.first) * sizeof(struct gpu_token_layer);
+}
+
+/* Floats of a row of q, k and v, and of a row of the residual. */
+static size_t qkv_row(const struct config *c)
+{
+    const size_t nk = (size_t)c->n_kv_heads * (size_t)c->head_dim, nq = (size_t)c->n_heads * (size_t)c->head_dim;
+    return (nq + 31) / 32 * 32 + 2 * ((nk + 31) / 32 * 32);
+}
+static size_t hidden_row(const struct config *c) { return ((size_t)c->hidden_size + 31) / 32 * 32; }
+
+size_t one_token_parts(const struct gpu_backend *b)
+{
+    return GPU_TURN_PARTS * (qkv_row(&b->m->config) + 2 * hidden_row(&b->m->config));
+}
+
+int one_token_open(struct gpu_backend *b, struct err *e)
+{
+    const struct config *c = &b->m->config;
+    struct gpu_token_layer *const layer = &b->one.shape, one;
+    if (!plain_model(b))
+        return 0;
+    b->one.o_parts = b->one.qkv_parts + GPU_TURN_PARTS * qkv_row(c);
+    b->one.down_parts = b->one.o_parts + GPU_TURN_PARTS * hidden_row(c);
+    for (int i = b->layers.first; i < b->layers.end; i++) {
+        if (!describe(b, i, &one) || (i > b->layers.first && !same_shape(layer, &one)))
+            return 0;
+        *layer = one;
+        memcpy(b->hstep, &one, sizeof one);
+        if (gpu_upload(b->g, GPU_COMPUTE, b->one.layers + (i - b->layers.first), b->hstep, sizeof one, e) < 0 ||
+            gpu_sync(b->g, GPU_COMPUTE, e) < 0)
+            return -1;
+    }
+    b->one.open = 1;
+    return 0;
+}
+
+/* ---- a step ---- */
+
+int one_token_takes(const struct gpu_backend *b) { return b->one.open && b->n == 1 && b->n_decode == 1; }
+
+int one_token_run(struct gpu_backend *b, struct err *e)
+{
+    const struct gpu_token_step o = {
+        .layers = b->one.layers, .n = b->layers.end - b->layers.first, .x = b->x, .hidden = b->m->config.hidden_size,
+        .scale = b->m->config.residual_scale, .qkv_parts = b->one.qkv_parts, .o_parts = b->one.o_parts,
+        .down_parts = b->one.down_parts, .step = layers_step(b, b->layers.first),
+        .max_splits = b->splits, .arrived = b->one.arrived };
+    for (int i = b->layers.first; i < b->layers.end; i++)
+        if (dweights_need(b->w, i, e) < 0)
+            return -1;
+    return gpu_one_token(b->g, &b->one.shape, &o, e);
+}

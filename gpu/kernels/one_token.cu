@@ -1,0 +1,777 @@
+/* one_token.cu - all layers of a step of one token in one launch, whose blocks meet at barriers.
+ *
+ * A layer of a mixture of experts has six launches otherwise, and each of them costs the gap before
+ * it and mostly a join of its blocks, of which the last one adds up or norms.  Together they take
+ * longer than the bytes of the layer.  Here a barrier stands in place of both: blocks leave sums of
+ * parts of k, and every block adds the parts that it reads.
+ *
+ * stages   of a layer, with a barrier after each (prim/grid.cuh):
+ *            qkv        x += parts of the layer before; norm; q, k and v
+ *            attention  as attn_decode.cu: splits of the context, of which the last one merges
+ *            o          its product
+ *            router     x += parts of o; norm; outputs, 256 columns of 32 experts a block.  Dense
+ *                       layers do not have it: gate and up add and norm
+ *            up         the choice of experts, by every block for itself; gate, up and activation
+ *            down       the weighted sum of the experts' products
+ *          A block keeps x in shared memory, and all blocks compute the same x.
+ * tile     a block: 16 warps, one block a multiprocessor.  A tile of 32 rows has turns of 128 k (64
+ *          k of i8), which warps take one after the other.  Of all turns of a stage each block has
+ *          as many, which follow each other (gpu_turns); so up to four blocks have parts of a
+ *          tile.  Gate and up are whole tiles, because their activation needs both sums
+ * moves    each weight once from HBM; a warp has up to 10 loads of 16 bytes a lane in flight, 82 KB
+ *          a block.  The first turn of each warp is loaded before the barrier: the weights of qkv
+ *          and o are 42 and 34 KB of a multiprocessor of an H200 (Qwen3-30B-A3B, nl4), so nearly
+ *          all of them, and half of down's
+ * limit    HBM for gate and up (3.1 us) and down; instructions for qkv and o (64 for 16 bytes of
+ *          nl4 and lane); and the barriers: a fence, a count and a load of the counter, which
+ *          take three times the latency of L2, .43 us on an H200 (calculated)
+ * checked  tests/unit/t-gpu-one-token.c */
+#include "gpu/kernels/operations.h"
+#include "gpu/prim/prim.cuh"
+
+/* The number of the thread.  The compiler does not know that it is the same at each use: it would
+ * move what follows from it out of the loop over layers, and keep a hundred registers for that. */
+#ifdef __CUDACC__
+DEVICE unsigned thread_number()
+{
+    unsigned n;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(n));
+    return n;
+}
+#define threadIdx (dim3(thread_number()))
+#endif
+
+#include "gpu/prim/attn_split.cuh"
+#include "gpu/prim/choose.cuh"
+#include "gpu/prim/experts.cuh"
+#include "gpu/prim/few_tokens.cuh"
+#include "gpu/prim/grid.cuh"
+#include "gpu/prim/norm.cuh"
+#include "gpu/rt/launch.cuh"
+
+enum { WARPS = GPU_TOKEN_WARPS, THREADS = WARPS * 32 };
+static_assert((int)THREADS == (int)NORM_THREADS, "a block norms a row as its own kernel does");
+
+/* ---- turns ---- */
+
+/* The steps of a warp that are loaded together, with the scales of the lane's rows. */
+template <int TYPE, int N> struct turn {
+    few_steps<TYPE, 1, N> s;
+    float scale[N][4];
+};
+
+/* Where a turn is: its tile's bytes, its first step, and its activations in shared memory; weight:
+ * a factor on its sums. */
+template <int N> struct turn_place { const uint8_t *data[N]; int step; const uint16_t *act; float weight; };
+
+template <int TYPE, int N> DEVICE void load_turn(turn<TYPE, N> &u, const turn_place<N> &p, const gpu_mat &m, int g,
+                                                 int t)
+{
+    few_load_weights(u.s, p.data, m, p.step, g, t);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        const uint4 s = format<TYPE>::row_scale ? load16(p.data[i] + 16 * g) : make_uint4(0, 0, 0, 0);
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            u.scale[i][r] = format<TYPE>::row_scale ? ACT_UNIT * float_of(word_of(s, r)) : FEW_UNIT<TYPE>;
+    }
+}
+
+/* Add the products of a turn to the sums of the lane's rows. */
+template <int TYPE, int N>
+DEVICE void add_turn(float (&sum)[N][4], turn<TYPE, N> &u, const uint16_t *act, float weight, const gpu_mat &m, int t,
+                     const wide_table &table)
+{
+    float c[N][1][2][4];
+    for (int i = 0; i < N * 8; i++)
+        (&c[0][0][0][0])[i] = 0;
+    /* all columns of the product are the one token */
+    const auto activations = [&](int, int, int k) { return load16(act + 32 * k + 8 * t); };
+    few_load_acts(u.s, m, 0, activations);
+    few_multiply(c, u.s, m, 0, t, table, activations);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+#pragma unroll
+        for (int r = 0; r < 4; r++)
+            sum[i][r] = fmaf(c[i][0][r / 2][r % 2 * 2], u.scale[i][r] * weight, sum[i][r]);
+}
+
+/* A block's work of a stage is a list of units, each of one tile: turns first .. end - 1 of a unit
+ * are divided between the warps.  JOB has
+ *     n                          number of units
+ *     range(i, first, end)       the turns of unit i
+ *     place(i, turn)             the place of a turn
+ *     mat()                      a matrix with the shape of all tiles
+ *     store(i, k, y[N])          take the finished sums of row k of the tile, by thread k */
+template <int TYPE, int N, class JOB> struct units {
+    turn<TYPE, N> u;
+    const uint16_t *act; float weight;  /* of the loaded turn */
+    int i, q, end;                      /* the warp's next turn */
+
+    DEVICE void seek(const JOB &job)
+    {
+        while (q >= end && ++i < job.n) {
+            job.range(i, q, end);
+            q += threadIdx.x / 32;
+        }
+        if (i < job.n) {
+            const turn_place<N> at = job.place(i, q);
+            load_turn(u, at, job.mat(), threadIdx.x % 32 / 4, threadIdx.x % 4);
+            act = at.act;
+            weight = at.weight;
+        }
+    }
+    /* Start to load the first turn.  Registers that a warp without a turn would leave as they are
+     * would stay occupied in all other stages: they begin as 0. */
+    DEVICE void begin(const JOB &job)
+    {
+        u = {};
+        act = nullptr;
+        weight = 0;
+        i = -1;
+        q = end = 0;
+        seek(job);
+    }
+    /* room: [2][WARPS][N][32] floats.  The activations are there, and all threads call it. */
+    DEVICE void run(const JOB &job, const wide_table &table, float *room)
+    {
+        const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+#pragma unroll 1
+        for (int unit = 0; unit < job.n; unit++) {
+            float sum[N][4] = {}, *const sums = room + unit % 2 * WARPS * N * 32;
+#pragma unroll 1
+            while (i == unit && q < end) {
+                add_turn(sum, u, act, weight, job.mat(), t, table);
+                q += WARPS;
+                seek(job);
+            }
+            if (t == 0)
+                for (int n = 0; n < N; n++)
+                    *reinterpret_cast<float4 *>(sums + (warp * N + n) * 32 + 4 * g) =
+                        make_float4(sum[n][0], sum[n][1], sum[n][2], sum[n][3]);
+            __syncthreads();            /* the sums of all warps are there */
+            if (threadIdx.x < 32) {
+                float y[N] = {};
+#pragma unroll
+                for (int w = 0; w < WARPS; w++)
+                    for (int n = 0; n < N; n++)
+                        y[n] += sums[(w * N + n) * 32 + threadIdx.x];
+                job.store(unit, threadIdx.x, y);
+            }
+        }
+    }
+};
+
+/* The part of a division that this block has: units are its tiles. */
+struct block_turns {
+    int n, first, end, tile;            /* tile: of the first unit */
+
+    DEVICE block_turns(const gpu_turns &d)
+    {
+        first = min((int)blockIdx.x * d.share, d.n_tiles * d.per_tile);
+        end = min(first + d.share, d.n_tiles * d.per_tile);
+        tile = first / d.per_tile;
+        n = first < end ? (end - 1) / d.per_tile - tile + 1 : 0;
+    }
+    DEVICE void range(const gpu_turns &d, int i, int &from, int &to) const
+    {
+        from = max(first, (tile + i) * d.per_tile);
+        to = min(end, (tile + i + 1) * d.per_tile);
+    }
+};
+
+/* Store row k of a tile as this block's part of the sum; the block of the first part also stores
+ * zeros for those that no block has.  parts [n_parts][ld]. */
+DEVICE void store_part(const gpu_turns &d, int tile, int k, float y, float *parts)
+{
+    const int before = tile * d.per_tile / d.share, part = (int)blockIdx.x - before,
+              n = ((tile + 1) * d.per_tile - 1) / d.share - before + 1, ld = 32 * d.n_tiles;
+    parts[part * ld + 32 * tile + k] = y;
+    for (int i = n; part == 0 && i < d.parts; i++)
+        parts[i * ld + 32 * tile + k] = 0;
+}
+
+/* Matrices of one shape that read one input: q, k and v, or o. */
+template <int TYPE> struct linear_job {
+    const gpu_turns &d;
+    const gpu_mat *w;
+    const float *const *bias;
+    const uint16_t *act;
+    float *parts;
+    block_turns mine;
+    int n;
+
+    DEVICE linear_job(const gpu_turns &d_, const gpu_mat *w_, const float *const *bias_, const uint16_t *act_,
+                      float *parts_) : d(d_), w(w_), bias(bias_), act(act_), parts(parts_), mine(d_), n(mine.n) {}
+    DEVICE const gpu_mat &mat() const { return w[0]; }
+    DEVICE void range(int i, int &first, int &end) const { mine.range(d, i, first, end); }
+    DEVICE turn_place<1> place(int i, int turn) const
+    {
+        int tile = mine.tile + i, which = 0;
+        const int step = (turn - tile * d.per_tile) * few_steps<TYPE, 1, 1>::STEPS;
+        while (tile >= w[which].n_tiles)
+            tile -= w[which++].n_tiles;
+        return { { w[which].data + (size_t)tile * w[which].tile_bytes }, step, act + step * 32, 1 };
+    }
+    DEVICE void store(int i, int k, const float (&y)[1]) const
+    {
+        int tile = mine.tile + i, which = 0, from, to;
+        range(i, from, to);
+        const bool first = from == tile * d.per_tile;
+        while (tile >= w[which].n_tiles)
+            tile -= w[which++].n_tiles;
+        const int row = 32 * tile + k;
+        store_part(d, mine.tile + i, k,
+                   first && bias[which] && row < w[which].rows ? y[0] + bias[which][row] : y[0], parts);
+    }
+};
+
+/* An expert that the token has chosen: its matrices, the factor on its result, its number and its
+ * pair.  A dense layer has one. */
+struct chosen { const uint8_t *gate, *up, *down; float weight; int16_t expert, pair; };
+static_assert(sizeof(struct chosen) == 4 * sizeof(void *), "gpu_token_shared() has room for them");
+
+/* x / n, for GPU_INVERSE(n). */
+DEVICE int divided(int x, uint32_t by) { return (int)((uint64_t)(uint32_t)x * by >> 31); }
+
+/* Gate and up of all chosen experts: unit i is a tile of one expert. */
+template <int TYPE> struct up_job {
+    const gpu_experts &o;
+    const chosen *c;
+    const uint16_t *act;
+    uint32_t by_tiles;
+    int n;
+
+    DEVICE up_job(const gpu_experts &o_, const chosen *c_, int n_chosen, uint32_t by, const uint16_t *act_)
+        : o(o_), c(c_), act(act_), by_tiles(by)
+    {
+        const int all = n_chosen * o.w[0].w.n_tiles;
+        n = (int)blockIdx.x < all ? (all - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0;
+    }
+    DEVICE const gpu_mat &mat() const { return o.w[0].w; }
+    DEVICE int in_list(int i) const { return (int)blockIdx.x + i * (int)gridDim.x; }
+    DEVICE void range(int, int &first, int &end) const
+    {
+        first = 0, end = mat().n_steps / few_steps<TYPE, 1, 2>::STEPS;
+    }
+    DEVICE turn_place<2> place(int i, int turn) const
+    {
+        const int at = divided(in_list(i), by_tiles), tile = in_list(i) - at * mat().n_tiles,
+                  step = turn * few_steps<TYPE, 1, 2>::STEPS;
+        const size_t to = (size_t)tile * mat().tile_bytes;
+        return { { c[at].gate + to, c[at].up + to }, step, act + step * 32, 1 };
+    }
+    DEVICE void store(int i, int k, const float (&y)[2]) const
+    {
+        const int at = divided(in_list(i), by_tiles), row = (in_list(i) - at * mat().n_tiles) * 32 + k,
+                  expert = c[at].expert;
+        float h = 0;
+        if (row < mat().rows)
+            h = expert_activation(o, c[at].pair, expert_biased(o.w[0], expert, row, y[0]),
+                                  expert_biased(o.w[1], expert, row, y[1]));
+        o.act_out[(size_t)at * o.act_out_stride + act_place(row, GPU_ACT_LANES)] = row < mat().rows ? act_of(h) : 0;
+    }
+};
+
+/* Down: the products of all chosen experts are one sum, whose k follow each other. */
+template <int TYPE> struct down_job {
+    const gpu_turns &d;
+    const gpu_mat &w;
+    const chosen *c;
+    int n_chosen;
+    const uint16_t *act; int stride;
+    float *parts;
+    uint32_t by_turns;
+    block_turns mine;
+    int n;
+
+    DEVICE down_job(const gpu_turns &d_, const gpu_mat &w_, const chosen *c_, int n_chosen_, uint32_t by,
+                    const uint16_t *act_, int stride_, float *parts_)
+        : d(d_), w(w_), c(c_), n_chosen(n_chosen_), act(act_), stride(stride_), parts(parts_), by_turns(by), mine(d_),
+          n(mine.n) {}
+    DEVICE const gpu_mat &mat() const { return w; }
+    DEVICE int turns() const { return w.n_steps / few_steps<TYPE, 1, 1>::STEPS; }       /* of an expert */
+    /* of a token that chose nothing no turn is computed */
+    DEVICE void range(int i, int &first, int &end) const
+    {
+        mine.range(d, i, first, end);
+        end = min(end, (mine.tile + i) * d.per_tile + n_chosen * turns());
+    }
+    DEVICE turn_place<1> place(int i, int turn) const
+    {
+        const int in_tile = turn - (mine.tile + i) * d.per_tile, at = divided(in_tile, by_turns),
+                  step = (in_tile - at * turns()) * few_steps<TYPE, 1, 1>::STEPS;
+        return { { c[at].down + (size_t)(mine.tile + i) * w.tile_bytes }, step, act + at * stride + step * 32,
+                 c[at].weight };
+    }
+    DEVICE void store(int i, int k, const float (&y)[1]) const { store_part(d, mine.tile + i, k, y[0], parts); }
+};
+
+/* ---- the residual ---- */
+
+/* Parts of sums that the stage before has left. */
+struct left_parts { const float *part; int n, ld; float scale; };
+
+/* x += scale * (sum over the parts).  A thread always has the same columns of x. */
+DEVICE void add_left(norm_runs &v, float *x, const left_parts &left, int cols)
+{
+    enum { MOST = GPU_TURN_PARTS };
+    load_runs<THREADS>(v, x, cols, 0);
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS; i++)
+#pragma unroll
+        for (int j = 0; j < NORM_RUN; j += 4) {
+            const int k = (i * THREADS + threadIdx.x) * NORM_RUN + j;
+            const bool here = k < cols && left.n > 0;
+            float4 y[MOST];
+#pragma unroll
+            for (int p = 0; p < MOST; p++)
+                y[p] = here && p < left.n ? load_four_shared_by_blocks(left.part + (size_t)p * left.ld + k)
+                                          : make_float4(0, 0, 0, 0);
+            float4 sum = y[0];
+#pragma unroll
+            for (int p = 1; p < MOST; p++)
+                sum.x += y[p].x, sum.y += y[p].y, sum.z += y[p].z, sum.w += y[p].w;
+            v[i][j] = fmaf(left.scale, sum.x, v[i][j]);
+            v[i][j + 1] = fmaf(left.scale, sum.y, v[i][j + 1]);
+            v[i][j + 2] = fmaf(left.scale, sum.z, v[i][j + 2]);
+            v[i][j + 3] = fmaf(left.scale, sum.w, v[i][j + 3]);
+            if (here)
+                *reinterpret_cast<float4 *>(x + k) = make_float4(v[i][j], v[i][j + 1], v[i][j + 2], v[i][j + 3]);
+        }
+}
+
+/* Norm the row v: act, in the order GPU_ACT_LANES, in which a run of 8 stays where it is; and
+ * normed, unless it is NULL.  w: factors.  room: 32 floats. */
+DEVICE void norm_row(norm_runs &v, const norm_runs &w, const struct gpu_norm &o, uint16_t *act, float *normed,
+                     float *room)
+{
+    const float inverse = norm_inverse<THREADS>(v, o, room), offset = o.w ? o.offset : 0;
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS; i++) {
+        const int k = (i * THREADS + threadIdx.x) * NORM_RUN;
+        float y[NORM_RUN];
+        uint32_t pair[NORM_RUN / 2];
+#pragma unroll
+        for (int j = 0; j < NORM_RUN; j++)
+            y[j] = v[i][j] * inverse * (w[i][j] + offset);
+#pragma unroll
+        for (int j = 0; j < NORM_RUN / 2; j++)
+            pair[j] = pack_half_clamped(y[j] * (1 / ACT_UNIT), y[j + NORM_RUN / 2] * (1 / ACT_UNIT));
+        if (k >= o.cols)
+            continue;
+        *reinterpret_cast<uint4 *>(act + k) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+#pragma unroll
+        for (int j = 0; j < NORM_RUN; j += 4)
+            if (normed)
+                *reinterpret_cast<float4 *>(normed + k + j) = make_float4(y[j], y[j + 1], y[j + 2], y[j + 3]);
+    }
+    __syncthreads();                    /* the row is there, and room can be written */
+}
+
+/* Copy n halves that other blocks have stored to shared memory; a multiple of 32. */
+DEVICE void copy_act(uint16_t *to, const uint16_t *from, int n)
+{
+    for (int k = 8 * threadIdx.x; k < n; k += 8 * THREADS)
+        copy_async(to + k, from + k);
+    copy_commit();
+    copy_wait<0>();
+    __syncthreads();
+}
+
+/* ---- the router ---- */
+
+/* A part of the router's outputs: products of 32 rows with half a step of k for each warp.  unit:
+ * the part and the tile of rows. */
+struct router_part {
+    enum { HALF = 16 };
+    float w[HALF];
+    int unit, k;
+
+    DEVICE void load(const gpu_route &r, int unit_)
+    {
+        const gpu_mat &m = r.w[0];
+        const int tile = unit_ % m.n_tiles, lane = threadIdx.x % 32;
+        unit = unit_;
+        k = (unit / m.n_tiles * WARPS + (int)threadIdx.x / 32) * HALF;
+        const bool here = unit < m.n_tiles * r.n_parts && k < 32 * m.n_steps;
+        const float *data = reinterpret_cast<const float *>(m.data + (size_t)tile * m.tile_bytes) + k * 32 + lane;
+#pragma unroll
+        for (int i = 0; i < HALF; i++)
+            w[i] = here ? data[32 * i] : 0;
+    }
+    /* Store the parts of this block, of which the first one is loaded.  x: the normed row; sums
+     * [WARPS][32]. */
+    DEVICE void run(const gpu_route &r, const float *x, float *sums)
+    {
+        const gpu_mat &m = r.w[0];
+        while (unit < m.n_tiles * r.n_parts) {
+            const int row = unit % m.n_tiles * 32 + threadIdx.x, part = unit / m.n_tiles;
+            float sum = 0;
+#pragma unroll
+            for (int i = 0; i < HALF; i++)
+                sum = fmaf(w[i], k < 32 * m.n_steps ? x[k + i] : 0, sum);
+            load(r, unit + gridDim.x);
+            sums[threadIdx.x] = sum;
+            __syncthreads();            /* the sums are there */
+            if (threadIdx.x < 32 && row < m.rows) {
+                float y = r.bias[0] && part == 0 ? r.bias[0][row] : 0;
+                for (int i = 0; i < WARPS; i++)
+                    y += sums[32 * i + threadIdx.x];
+                r.part[part * r.part_stride + row] = y;
+            }
+            __syncthreads();            /* the sums are read */
+        }
+    }
+};
+
+/* ---- the kernel ---- */
+
+/* The barrier of the launch: `target` arrivals complete this block's last one. */
+struct barrier {
+    unsigned *arrived, target;
+
+    DEVICE void arrive()
+    {
+        grid_arrive(arrived);
+        target += gridDim.x;
+    }
+    /* Of a stage whose results the first warp has stored: the others begin to load what they need
+     * next. */
+    DEVICE void arrive_alone()
+    {
+        if (threadIdx.x < 32)
+            grid_arrive_alone(arrived);
+        target += gridDim.x;
+    }
+    DEVICE void wait() const { grid_wait(arrived, target); }
+};
+
+/* Attention of this block's splits, in order, behind the barrier. */
+template <int GROUP> DEVICE void attend(const gpu_attention &o, float *room, barrier all)
+{
+    const int passes = (o.n_heads / o.n_kv_heads + GROUP - 1) / GROUP, n_y = o.n_kv_heads * passes;
+    bool waited = false;
+    /* first splits first: of padded numbers the last ones may have no positions */
+    for (int job = blockIdx.x; job < n_y * o.max_splits; job += gridDim.x) {
+        if (waited)
+            __syncthreads();            /* the job before has read its room */
+        attn_split_block<KV_F16, GROUP, 0, true, WARPS, true>(
+            o, passes, dim3((unsigned)(job / n_y), (unsigned)(job % n_y), 0), (unsigned)n_y, room, [&] {
+                if (!waited)
+                    all.wait();
+                waited = true;
+            });
+    }
+    if (!waited)
+        all.wait();
+}
+
+/* Copy the description of a layer to shared memory. */
+DEVICE void copy_layer(gpu_token_layer *to, const gpu_token_layer *from)
+{
+    static_assert(sizeof(gpu_token_layer) % 16 == 0, "copies have 16 bytes");
+    for (int i = threadIdx.x; i < (int)(sizeof(gpu_token_layer) / 16); i += THREADS)
+        copy_async(reinterpret_cast<uint4 *>(to) + i, reinterpret_cast<const uint4 *>(from) + i);
+    copy_commit();
+}
+
+/* The shared memory of a block.  The arguments of the launch are there, too: loads from shared
+ * memory stay in their stage, while the compiler would move what follows from constants out of the
+ * loop over layers, and keep registers for it. */
+struct block_room {
+    const gpu_token_step &o;
+
+    DEVICE uint8_t *at(uint32_t offset) const
+    {
+        SHARED(uint8_t, shared);
+        return shared + offset;
+    }
+    DEVICE gpu_token_layer &layer(int i) const { return reinterpret_cast<gpu_token_layer *>(at(o.room.layers))[i % 2]; }
+    DEVICE float *x() const { return reinterpret_cast<float *>(at(o.room.x)); }
+    DEVICE float *normed() const { return reinterpret_cast<float *>(at(o.room.normed)); }
+    DEVICE uint16_t *act() const { return reinterpret_cast<uint16_t *>(at(o.room.act)); }
+    DEVICE float *sums() const { return reinterpret_cast<float *>(at(o.room.sums)); }
+    DEVICE float *room() const { return reinterpret_cast<float *>(at(o.room.room)); }
+    DEVICE gpu_expert_tile *tiles() const { return reinterpret_cast<gpu_expert_tile *>(experts() + o.top_k); }
+    DEVICE int32_t *order() const { return reinterpret_cast<int32_t *>(tiles() + o.top_k); }
+    DEVICE int32_t *ids() const { return order() + o.top_k; }
+    DEVICE float *weight() const { return reinterpret_cast<float *>(ids() + o.top_k); }
+    DEVICE int32_t *n_chosen() const { return reinterpret_cast<int32_t *>(weight() + o.top_k); }
+    DEVICE int32_t *zero() const { return n_chosen() + 1; }     /* the row of the token */
+    DEVICE int32_t *pos() const { return n_chosen() + 2; }
+    DEVICE int32_t *table_of() const { return n_chosen() + 3; }
+    DEVICE chosen *experts() const { return reinterpret_cast<chosen *>(at(o.room.choice)); }
+};
+
+/* The stages of a layer, each up to the arrival at the next barrier. */
+
+template <int TYPE>
+DEVICE void run_qkv(const block_room &r, const gpu_token_layer &l, const wide_table &table, const barrier &all,
+                    bool first)
+{
+    const gpu_token_step &o = r.o;
+    const linear_job<TYPE> job(o.qkv, l.qkv, l.qkv_bias, r.act(), o.qkv_parts);
+    units<TYPE, 1, linear_job<TYPE>> u;
+    norm_runs v, w;
+    u.begin(job);
+    load_runs<THREADS>(w, l.attn_norm.w, l.attn_norm.w ? o.hidden : 0, 1);
+    if (!first)
+        all.wait();
+    add_left(v, r.x(), { o.down_parts, first ? 0 : o.down.parts, 32 * o.down.n_tiles, o.scale }, o.hidden);
+    norm_row(v, w, l.attn_norm, r.act(), nullptr, r.sums());
+    u.run(job, table, r.sums());
+}
+
+template <int TYPE>
+DEVICE void run_o(const block_room &r, const gpu_token_layer &l, const wide_table &table, const barrier &all)
+{
+    const linear_job<TYPE> job(r.o.o, &l.o, &l.o_bias, r.act(), r.o.o_parts);
+    units<TYPE, 1, linear_job<TYPE>> u;
+    u.begin(job);
+    all.wait();
+    copy_act(r.act(), l.attention.act, 32 * l.o.n_steps);
+    u.run(job, table, r.sums());
+}
+
+/* x += parts of o, and norm it for what reads it next. */
+DEVICE void norm_mixed(const block_room &r, const gpu_token_layer &l, const barrier &all)
+{
+    const gpu_token_step &o = r.o;
+    norm_runs v, w;
+    load_runs<THREADS>(w, l.mlp_norm.w, l.mlp_norm.w ? o.hidden : 0, 1);
+    all.wait();
+    add_left(v, r.x(), { o.o_parts, o.o.parts, 32 * o.o.n_tiles, o.scale }, o.hidden);
+    norm_row(v, w, l.mlp_norm, r.act(), r.normed(), r.sums());
+}
+
+DEVICE chosen chosen_of(const gpu_token_layer &l, int expert, int pair, float weight)
+{
+    return { expert_rows(l.up.w[0], expert, 0), expert_rows(l.up.w[1], expert, 0), expert_rows(l.down, expert, 0),
+             weight, (int16_t)expert, (int16_t)pair };
+}
+
+DEVICE void run_router(const block_room &r, const gpu_token_layer &l, const barrier &all)
+{
+    router_part part;
+    part.load(l.route, blockIdx.x);
+    norm_mixed(r, l, all);
+    part.run(l.route, r.normed(), r.sums());
+}
+
+DEVICE void choose(const block_room &r, const gpu_token_layer &l, const barrier &all)
+{
+    all.wait();
+    choose_only<WARPS>(l.route, r.room());
+    __syncthreads();                    /* the choice is there */
+    if ((int)threadIdx.x < *r.n_chosen())
+        r.experts()[threadIdx.x] = chosen_of(l, r.tiles()[threadIdx.x].expert, r.order()[threadIdx.x],
+                                             l.up.weigh_input ? 1 : r.weight()[r.order()[threadIdx.x]]);
+    __syncthreads();                    /* the experts are there */
+}
+
+/* The only expert of a dense layer, which every thread knows without waiting. */
+DEVICE void choose_dense(const block_room &r, const gpu_token_layer &l)
+{
+    if (threadIdx.x == 0) {
+        r.experts()[0] = chosen_of(l, 0, 0, 1);
+        *r.n_chosen() = 1;
+    }
+    __syncthreads();                    /* the expert is there */
+}
+
+template <int TYPE, bool NORMS>
+DEVICE void run_up(const block_room &r, const gpu_token_layer &l, const wide_table &table, const barrier &all)
+{
+    const up_job<TYPE> job(l.up, r.experts(), *r.n_chosen(), r.o.by_tiles, r.act());
+    units<TYPE, 2, up_job<TYPE>> u;
+    u.begin(job);
+    if (NORMS)
+        norm_mixed(r, l, all);
+    u.run(job, table, r.sums());
+}
+
+template <int TYPE>
+DEVICE void run_down(const block_room &r, const gpu_token_layer &l, const wide_table &table, const barrier &all)
+{
+    const int n_chosen = *r.n_chosen();
+    const down_job<TYPE> job(r.o.down, l.down.w, r.experts(), n_chosen, r.o.by_turns, r.act(), l.up.act_out_stride,
+                             r.o.down_parts);
+    units<TYPE, 1, down_job<TYPE>> u;
+    u.begin(job);
+    all.wait();
+    copy_act(r.act(), l.up.act_out, n_chosen * l.up.act_out_stride);
+    u.run(job, table, r.sums());
+}
+
+/* Complete the description of a layer with what this step and this block have. */
+DEVICE void complete_layer(gpu_token_layer &l, const block_room &r)
+{
+    const gpu_token_step &o = r.o;
+    l.attention.step = l.attention.prepare.step = o.step;
+    l.attention.rows = r.zero();
+    l.attention.max_splits = o.max_splits;
+    for (int i = 0; i < 3; i++)
+        l.attention.prepare.parts[i].n_parts = o.qkv.parts;
+    l.route.pos = o.step.pos;
+    l.route.choice.tiles = r.tiles();
+    l.route.choice.order = r.order();
+    l.route.choice.id = r.ids();
+    l.route.choice.n_tiles = r.n_chosen();
+    l.route.choice.weight = l.up.choice.weight = r.weight();
+}
+
+/* Copy a thread's columns of a row, which add_left() gives it. */
+DEVICE void copy_row(float *to, const float *from, int cols)
+{
+    norm_runs v;
+    load_runs<THREADS>(v, from, cols, 0);
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS; i++)
+#pragma unroll
+        for (int j = 0; j < NORM_RUN; j += 4)
+            if ((i * THREADS + (int)threadIdx.x) * NORM_RUN < cols)
+                *reinterpret_cast<float4 *>(to + (i * THREADS + threadIdx.x) * NORM_RUN + j) =
+                    make_float4(v[i][j], v[i][j + 1], v[i][j + 2], v[i][j + 3]);
+}
+
+template <int TYPE> __global__ __launch_bounds__(THREADS, 1)
+void one_token_kernel(gpu_token_step given)
+{
+    SHARED(uint8_t, shared);
+    const wide_table table = wide_fill<TYPE, THREADS>(reinterpret_cast<uint32_t *>(shared));
+    gpu_token_step &o = *reinterpret_cast<gpu_token_step *>(shared + given.room.step);
+    const block_room r = { o };
+    barrier all = { given.arrived, 0 };
+    if (threadIdx.x == 0) {
+        o = given;
+        *r.zero() = 0;
+        *r.pos() = *given.step.pos;
+        *r.table_of() = *given.step.table_of;
+        o.step.pos = r.pos();
+        o.step.table_of = r.table_of();
+    }
+    __syncthreads();                    /* the arguments are there */
+    copy_layer(&r.layer(0), o.layers);
+    copy_wait<0>();
+    copy_row(r.x(), o.x, o.hidden);
+    __syncthreads();                    /* the first layer is there */
+    if (threadIdx.x == 0)
+        complete_layer(r.layer(0), r);
+    __syncthreads();                    /* it is complete */
+#pragma unroll 1
+    for (int i = 0; i < o.n; i++) {
+        const gpu_token_layer &l = r.layer(i);
+        run_qkv<TYPE>(r, l, table, all, i == 0);
+        all.arrive_alone();
+        o.group > GPU_TOKEN_FEW ? attend<GPU_TOKEN_GROUP>(l.attention, r.room(), all)
+                                : attend<GPU_TOKEN_FEW>(l.attention, r.room(), all);
+        all.arrive();
+        if (i + 1 < o.n)                /* no thread reads the layer before any more */
+            copy_layer(&r.layer(i + 1), o.layers + i + 1);
+        run_o<TYPE>(r, l, table, all);
+        all.arrive_alone();
+        /* copy_act() has waited for the next layer, and other threads read it after barriers */
+        if (i + 1 < o.n && threadIdx.x == 0)
+            complete_layer(r.layer(i + 1), r);
+        if (l.route.n_experts) {
+            run_router(r, l, all);
+            all.arrive_alone();
+            choose(r, l, all);
+            run_up<TYPE, false>(r, l, table, all);
+        } else {
+            choose_dense(r, l);
+            run_up<TYPE, true>(r, l, table, all);
+        }
+        all.arrive_alone();
+        run_down<TYPE>(r, l, table, all);
+        all.arrive_alone();
+    }
+    if (blockIdx.x != 0)
+        return;
+    all.wait();
+    norm_runs v;
+    add_left(v, r.x(), { o.down_parts, o.down.parts, 32 * o.down.n_tiles, o.scale }, o.hidden);
+    copy_row(o.x, r.x(), o.hidden);
+    if (threadIdx.x == 0)
+        *o.arrived = 0;                 /* all blocks have arrived for the last time */
+}
+
+/* Plan shared memory.  Returns its size. */
+static size_t plan_room(gpu_token_step &o, const gpu_token_layer &l)
+{
+    o.top_k = l.route.n_experts ? (l.route.top_k + 3) / 4 * 4 : 4;
+    const size_t hidden = (size_t)o.hidden, att = 32 * (size_t)l.o.n_steps,
+                 mlp = (size_t)(l.route.n_experts ? l.route.top_k : 1) * (size_t)l.up.act_out_stride,
+                 widest = hidden > att ? hidden : att;
+    return gpu_token_shared(&o.room, l.o.type == QT_NL4 ? WIDE_BYTES : 0, hidden, widest > mlp ? widest : mlp,
+                            attn_split_bytes<GPU_TOKEN_GROUP, 0, true, WARPS>(l.attention),
+                            l.route.n_experts ? gpu_choose_only_bytes(l.route.n_experts, l.route.top_k) : 0, o.top_k);
+}
+
+/* Set what depends on the shapes, the number of blocks and the context.  Returns the size of shared
+ * memory. */
+static size_t plan(gpu_token_step &o, const gpu_token_layer &l, int blocks, int n_sms)
+{
+    const int steps = GPU_TURN_STEPS(l.o.type), share = l.attention.n_heads / l.attention.n_kv_heads,
+              top_k = l.route.n_experts ? l.route.top_k : 1;
+    o.qkv = gpu_turns_divide(l.qkv[0].n_tiles + l.qkv[1].n_tiles + l.qkv[2].n_tiles, l.qkv[0].n_steps / steps, blocks);
+    o.o = gpu_turns_divide(l.o.n_tiles, l.o.n_steps / steps, blocks);
+    o.down = gpu_turns_divide(l.down.w.n_tiles, top_k * l.down.w.n_steps / steps, blocks);
+    o.by_tiles = GPU_INVERSE(l.up.w[0].w.n_tiles);
+    o.by_turns = GPU_INVERSE(l.down.w.n_steps / steps);
+    o.group = gpu_token_group(share, l.attention.n_kv_heads * o.max_splits, n_sms);
+    return plan_room(o, l);
+}
+
+template <int TYPE> static int run(struct gpu *g, const gpu_token_layer &l, const gpu_token_step *given, struct err *e)
+{
+    static_assert(few_steps<TYPE, 1, 1>::STEPS == GPU_TURN_STEPS(TYPE) &&
+                  few_steps<TYPE, 1, 2>::STEPS == GPU_TURN_STEPS(TYPE), "turns have these steps");
+    gpu_token_step o = *given;
+    const int n_sms = gpu_n_sms(g), fit = blocks_together(g, one_token_kernel<TYPE>, THREADS, plan_room(o, l)),
+              blocks = fit < n_sms ? fit : n_sms;
+    if (blocks < 1)
+        return err_set(e, ERR_UNSUPPORTED, "one_token: no room for a block");
+    const size_t shared = plan(o, l, blocks, n_sms);
+    return launch_together(g, "one_token", one_token_kernel<TYPE>, blocks, THREADS, shared, e, o);
+}
+
+extern "C" int gpu_one_token(struct gpu *g, const struct gpu_token_layer *l, const struct gpu_token_step *o,
+                             struct err *e)
+{
+    switch (l->o.type) {
+    case QT_NL4: return run<QT_NL4>(g, *l, o, e);
+#ifndef FEW_FORMATS
+    case QT_I4: return run<QT_I4>(g, *l, o, e);
+    case QT_I8: return run<QT_I8>(g, *l, o, e);
+#endif
+    default: return err_set(e, ERR_UNSUPPORTED, "one_token: number format %d", l->o.type);
+    }
+}
+
+template <int TYPE> static int fits(struct gpu *g, const gpu_token_layer &l, int hidden)
+{
+    gpu_token_step o = {};
+    o.hidden = hidden;
+    return blocks_together(g, one_token_kernel<TYPE>, THREADS, plan_room(o, l)) >= gpu_n_sms(g);
+}
+
+extern "C" int gpu_one_token_takes(struct gpu *g, const struct gpu_token_layer *l, int hidden)
+{
+    const gpu_attention &a = l->attention;
+    const gpu_kv_blocks &b = a.kv.blocks;
+    const int copied = a.kv.type == KV_F16 && !a.kv.tail.base && !a.value_dim &&
+                       (((uintptr_t)b.base | b.stride | b.head_stride | b.layer_offset | b.part) & 15) == 0 &&
+                       b.head_stride == 2 * (uint64_t)b.part;
+    if (!copied || a.n_heads / a.n_kv_heads > GPU_ATTN_GROUP || hidden % 32 || !GPU_NORM_TAKES(hidden))
+        return 0;
+    switch (l->o.type) {
+    case QT_NL4: return fits<QT_NL4>(g, *l, hidden);
+#ifndef FEW_FORMATS
+    case QT_I4: return fits<QT_I4>(g, *l, hidden);
+    case QT_I8: return fits<QT_I8>(g, *l, hidden);
+#endif
+    default: return 0;
+    }
+}

@@ -1,0 +1,306 @@
+/* one_token_stages.c - the stages of the launch of all layers of a step of one token
+ * (gpu/kernels/one_token.cu), with their counts, for the models to which gpu/backend/one_token.c
+ * gives this launch. */
+#include <math.h>
+#include <stdio.h>
+
+#include "gpu/time/walk.h"
+#include "libcommon/model/arch.h"
+
+enum {
+    THREADS = 32 * GPU_TOKEN_WARPS,
+    /* cycles after the last product of a unit: its sums, a barrier, sums of 16 warps, a store */
+    REDUCE = 150,
+    COPY = 40,                          /* a barrier after activations have arrived */
+    CHOSEN = 100,                       /* addresses of the chosen experts, and a barrier */
+};
+
+/* ---- the models ---- */
+
+static int is_plain(const struct walk *w, int index)
+{
+    const struct config *c = &w->m->config;
+    const struct layer *l = &w->m->layers[index];
+    return c->mixer[index] == MIXER_ATTENTION && c->ff[index] == c->ff[0] &&
+           (c->ff[index] == FF_MOE ||
+            (c->ff[index] == FF_DENSE && config_mlp_size(c, index) == c->intermediate_size)) &&
+           !l->attn_post_norm.present && !l->mlp_post_norm.present && !l->attn_sub_norm.present &&
+           !l->mlp_sub_norm.present && l->attn_norm.present && !l->attn_norm.b && l->mlp_norm.present &&
+           !l->mlp_norm.b;
+}
+
+/* The matrices of gate, up and down: of the first expert, or of a dense layer. */
+static void mlp_of(const struct walk *w, int index, const struct mat *out[3])
+{
+    const struct layer *l = &w->m->layers[index];
+    const int moe = w->m->config.ff[index] == FF_MOE;
+    out[0] = moe ? &l->experts->gate.w : &l->gate.w;
+    out[1] = moe ? &l->experts->up.w : &l->up.w;
+    out[2] = moe ? &l->experts->down.w : &l->down.w;
+}
+
+static int matrices_take(const struct walk *w, int index)
+{
+    const struct layer *l = &w->m->layers[index], *first = &w->m->layers[0];
+    const struct mat *mats[7] = { &l->q.w, &l->k.w, &l->v.w, &l->o.w },
+                     *same[7] = { &first->q.w, &first->k.w, &first->v.w, &first->o.w };
+    mlp_of(w, index, mats + 4);
+    mlp_of(w, 0, same + 4);
+    for (int i = 0; i < 7; i++) {
+        const struct mat *m = mats[i];
+        if (m->type != l->o.w.type || m->group_size != l->o.w.group_size ||
+            !gpu_whole_turns((int)m->type, m->cols, n_steps(m), m->n_groups) || m->type != same[i]->type ||
+            m->n_tiles != same[i]->n_tiles || m->cols_padded != same[i]->cols_padded)
+            return 0;
+    }
+    return w->m->config.ff[index] != FF_MOE || (l->router.w.type == QT_F32 && !l->experts->down.bias);
+}
+
+static int chooses(const struct moe *m)
+{
+    const float some = 0;
+    return gpu_chooses_only(&(struct gpu_route){ .n = 1, .n_experts = m->n_experts, .top_k = m->top_k,
+                                                 .router = (int)m->router, .n_groups = m->n_groups,
+                                                 .correction = m->correction ? &some : NULL });
+}
+
+static int takes(const struct walk *w)
+{
+    const struct config *c = &w->m->config;
+    const int moe = c->n_layers > 0 && c->ff[0] == FF_MOE;
+    if (w->s->one_launch == ONE_LAUNCH_OFF ||
+        (w->s->one_launch == ONE_LAUNCH_AUTO && !moe && w->g->dependent_s > 0))
+        return 0;
+    if (w->n != 1 || c->block != BLOCK_SEQUENTIAL || !c->gated || c->attn_gate || c->clip_qkv > 0 ||
+        c->qk_norm == QK_NORM_FULL || c->norm == NORM_LAYER || c->hidden_size % 32 || !GPU_NORM_TAKES(c->hidden_size) ||
+        c->n_heads / c->n_kv_heads > GPU_ATTN_GROUP || c->n_layers < 1)
+        return 0;
+    if (moe && (c->moe.shared_size || c->moe.shared_gate || c->moe.weigh_input || !chooses(&c->moe)))
+        return 0;
+    for (int i = 0; i < c->n_layers; i++)
+        if (!is_plain(w, i) || !matrices_take(w, i))
+            return 0;
+    return 1;
+}
+
+/* ---- stages ---- */
+
+struct token_walk {
+    struct walk *w;
+    struct timed_launch same;           /* blocks, threads and memory of all stages */
+    /* instructions of 16 bytes of a lane: all, and without the loads of the next turn */
+    double each, products;
+    struct gpu_turns qkv, o, down;
+    int at;                             /* stages so far */
+};
+
+static void stage(struct token_walk *t, struct timed_launch l)
+{
+    l.kernel = t->same.kernel;
+    l.together = 1;
+    l.stage = t->at++;
+    l.blocks = t->same.blocks;
+    l.threads = t->same.threads;
+    l.shared = t->same.shared;
+    l.registers = t->same.registers;
+    if (l.stage == 0) {
+        /* the launch: arguments and the first layer, whose address they have, from memory; the
+         * codebook */
+        l.setup_memory += 2;
+        l.setup_cycles += 600;
+    }
+    walk_add(t->w, l);
+}
+
+/* Cycles until all warps have issued the loads of their first turns: those of a scheduler one after
+ * the other. */
+static double place_cycles(const struct token_walk *t, const struct mat *m)
+{
+    return 2 * (t->each - t->products) * GPU_TURN_STEPS(m->type) * loads_of(m) * GPU_TOKEN_WARPS / 4 /
+           t->w->g->issue_share;
+}
+
+/* Turns of blocks that have equally many: the first of each warp are loaded ahead. */
+static void count_turns(const struct token_walk *t, struct timed_launch *l, const struct gpu_turns *d,
+                        const struct mat *m)
+{
+    const int steps = GPU_TURN_STEPS(m->type), loads = loads_of(m), first = d->share < GPU_TOKEN_WARPS ? d->share
+                                                                                                     : GPU_TOKEN_WARPS;
+    l->active = ceil_of(d->n_tiles * d->per_tile, d->share);
+    /* the first turns are loaded before the barrier; the loads of a turn have been counted for two
+     * matrices */
+    l->issue = l->active * steps * loads * (t->products * d->share + 2 * (t->each - t->products) * (d->share - first));
+    l->turns = ceil((double)d->share / GPU_TOKEN_WARPS);
+    l->turn_memory = 1;
+    l->turn_cycles = t->each * steps * loads;
+    l->setup_memory = 1;                /* first weights, or if they are there, activations */
+    l->early = first * steps * (double)m->tile_bytes / n_steps(m);
+    l->early_cycles = place_cycles(t, m);
+    l->frees = REDUCE;
+    l->arriving = t->w->g->l2_cycles + COPY;
+}
+
+/* Every block adds the parts that a stage has left to the residual, and norms it. */
+static void count_norm(const struct token_walk *t, struct timed_launch *l, const struct gpu_turns *left)
+{
+    l->setup_cycles += SUM_CYCLES;
+    l->arriving = t->w->g->l2_cycles + SUM_CYCLES;
+    l->l2_bytes += left ? 4.0 * t->same.blocks * left->parts * t->w->m->config.hidden_size : 0;
+    l->bytes += 4.0 * t->w->m->config.hidden_size;
+}
+
+static void add_qkv(struct token_walk *t, const struct layer *l, int first)
+{
+    const struct mat *const m[3] = { &l->q.w, &l->k.w, &l->v.w };
+    struct timed_launch s = { .what = "qkv", .part = TIMED_LINEAR, .setup_cycles = REDUCE };
+    for (int i = 0; i < 3; i++) {
+        s.bytes += (double)m[i]->size;
+        s.flop += product(m[i], 1);
+    }
+    s.done = 8 * s.flop;
+    s.l2_bytes = s.bytes;
+    count_turns(t, &s, &t->qkv, m[0]);
+    count_norm(t, &s, first ? NULL : &t->down);
+    stage(t, s);
+}
+
+static void add_attention(struct token_walk *t, int index)
+{
+    enum { AT_ONCE = 8, PREPARE_CYCLES = 200, STEP_UNIT_BYTES = 16 * 32 };
+    const struct walk *w = t->w;
+    const struct config *c = &w->m->config;
+    const int share = c->n_heads / c->n_kv_heads, dim = c->head_dim,
+              group = gpu_token_group(share, c->n_kv_heads * w->splits, w->g->n_sms), n = walk_seen(w, index),
+              n_splits = (int)ceil_of(n, GPU_SPLIT), passes = (int)ceil_of(share, group),
+              heads = c->n_kv_heads * passes;
+    const double kv = 4.0 * n * dim * c->n_kv_heads, sums = 4.0 * c->n_heads * n_splits * (dim + 2),
+                 raw = 4.0 * t->qkv.parts * dim * (c->n_heads * n_splits + 4.0 * c->n_kv_heads * passes);
+    const unsigned jobs = (unsigned)(n_splits * heads);
+    stage(t, (struct timed_launch){
+        .what = "attention", .part = TIMED_ATTENTION, .active = jobs, .bytes = kv,
+        .l2_bytes = kv * passes + 2 * sums + raw,
+        /* products, half an instruction to convert an element, and copies: as in attn_decode.cu */
+        .issue = kv / 2 * passes * (group + 0.5) / 32 + kv * passes / STEP_UNIT_BYTES * 8,
+        .shared_bytes = kv * passes + 8.0 * jobs * (THREADS / (dim / 4)) * group * dim,
+        .setup_memory = 1, .setup_cycles = PREPARE_CYCLES, .early = kv * passes / jobs,
+        .early_l2 = 1,                  /* the block tables */
+        .alone_l2 = (n_splits > 1 ? 2 : 0) + ceil((double)n_splits / AT_ONCE) });
+}
+
+static void add_o(struct token_walk *t, const struct layer *l)
+{
+    struct timed_launch s = { .what = "o", .part = TIMED_LINEAR, .bytes = (double)l->o.w.size,
+                              .flop = product(&l->o.w, 1), .done = 8 * product(&l->o.w, 1),
+                              .l2_bytes = (double)l->o.w.size + 2.0 * t->same.blocks * l->o.w.cols,
+                              .setup_cycles = COPY + REDUCE };
+    count_turns(t, &s, &t->o, &l->o.w);
+    stage(t, s);
+}
+
+static void add_router(struct token_walk *t, const struct layer *l)
+{
+    enum { HALF = 16 };
+    const struct mat *m = &l->router.w;
+    const unsigned parts = (unsigned)GPU_SPLITS(n_steps(m)), units = (unsigned)m->n_tiles * parts;
+    struct timed_launch s = { .what = "router", .bytes = (double)m->size, .l2_bytes = (double)m->size,
+                              .active = units < t->same.blocks ? units : t->same.blocks, .setup_memory = 1,
+                              .setup_cycles = 2 * HALF + REDUCE,
+                              .early = GPU_TOKEN_WARPS * HALF * TILE_ROWS * sizeof(float), .frees = REDUCE,
+                              .early_cycles = 2 * HALF * GPU_TOKEN_WARPS / 4,
+                              .issue = (double)m->n_tiles * n_steps(m) * (64 + 50.0) };
+    count_norm(t, &s, &t->o);
+    stage(t, s);
+}
+
+/* Gate and up of the chosen experts, or of a dense layer: whole tiles. */
+static void add_up(struct token_walk *t, const struct mat *const mats[3], const struct moe *m)
+{
+    const int n = m ? m->top_k : 1, units = n * mats[0]->n_tiles, per_block = (int)ceil_of(units, (int)t->same.blocks),
+              steps = GPU_TURN_STEPS(mats[0]->type), loads = 2 * loads_of(mats[0]), turns = n_steps(mats[0]) / steps;
+    struct timed_launch s = { .what = m ? "experts up" : "gate up", .part = TIMED_LINEAR,
+                              .bytes = n * ((double)mats[0]->size + (double)mats[1]->size),
+                              .flop = n * (product(mats[0], 1) + product(mats[1], 1)), .setup_memory = 1,
+                              .setup_cycles = REDUCE, .frees = REDUCE };
+    s.done = 8 * s.flop;
+    s.l2_bytes = s.bytes;
+    s.active = units < (int)t->same.blocks ? (unsigned)units : t->same.blocks;
+    s.issue = t->each * s.active * per_block * turns * steps * loads;
+    if (!m)                             /* the first ones are loaded before the barrier */
+        s.issue -= (t->each - t->products) * s.active * fmin(turns, GPU_TOKEN_WARPS) * steps * loads;
+    s.turns = per_block * ceil((double)turns / GPU_TOKEN_WARPS);
+    s.turn_memory = 1;
+    s.turn_cycles = t->each * steps * loads;
+    if (m) {                            /* the router's outputs, and the choice */
+        s.setup_l2 = 1;
+        s.setup_cycles += walk_choose_cycles(m) + COPY + CHOSEN;
+        s.l2_bytes += 4.0 * t->same.blocks * m->n_experts * GPU_SPLITS(n_steps(mats[0]));
+    } else {
+        s.early = fmin(turns, GPU_TOKEN_WARPS) * steps * 2 * (double)mats[0]->tile_bytes / n_steps(mats[0]);
+        s.early_cycles = place_cycles(t, mats[0]);
+        count_norm(t, &s, &t->o);
+    }
+    stage(t, s);
+}
+
+static void add_down(struct token_walk *t, const struct mat *m, int n)
+{
+    struct timed_launch s = { .what = n > 1 ? "experts down" : "down", .part = TIMED_LINEAR, .bytes = n * (double)m->size,
+                              .flop = n * product(m, 1), .done = 8 * n * product(m, 1),
+                              .l2_bytes = n * ((double)m->size + 2.0 * t->same.blocks * m->cols),
+                              .setup_cycles = COPY + REDUCE };
+    count_turns(t, &s, &t->down, m);
+    stage(t, s);
+}
+
+/* Shared memory of a block. */
+static size_t shared_of(const struct walk *w, const struct mat *const mats[3])
+{
+    enum { EACH = 4 /* elements of a value of a thread */ };
+    const struct config *c = &w->m->config;
+    struct gpu_token_room room;
+    const int moe = c->ff[0] == FF_MOE, size = moe ? c->moe.intermediate_size : c->intermediate_size;
+    const size_t dim = (size_t)c->head_dim, group = GPU_TOKEN_GROUP, hidden = (size_t)c->hidden_size,
+                 att = (size_t)c->n_heads * dim, stride = ((size_t)size + 63) / 64 * 64,
+                 mlp = (size_t)(moe ? c->moe.top_k : 1) * stride, widest = hidden > att ? hidden : att,
+                 sums = sizeof(float) * (THREADS / (dim / EACH)) * group * dim, copy = 4 * dim * GPU_SPLIT,
+                 split = sizeof(float) * (group * (dim + GPU_SPLIT) + 2 * dim) + (copy > sums ? copy : sums);
+    return gpu_token_shared(&room, has_table(mats[0]) ? 2 * TABLE_SIZE : 0, hidden, widest > mlp ? widest : mlp, split,
+                            moe ? gpu_choose_only_bytes(c->moe.n_experts, c->moe.top_k) : 0, moe ? c->moe.top_k : 1);
+}
+
+int walk_one_token(struct walk *w)
+{
+    enum { OWN = 1024 };                /* shared memory that a block takes besides */
+    const struct config *c = &w->m->config;
+    if (!takes(w))
+        return 0;
+    const struct layer *l = &w->m->layers[0];
+    const int moe = c->ff[0] == FF_MOE, n = moe ? c->moe.top_k : 1, blocks = w->g->n_sms;
+    const struct mat *mats[3];
+    mlp_of(w, 0, mats);
+    const int steps = GPU_TURN_STEPS(l->o.w.type);
+    struct token_walk t = { .w = w, .same = { .kernel = "one_token", .blocks = (unsigned)blocks, .threads = THREADS,
+                                              .shared = shared_of(w, mats) } };
+    if (t.same.shared + OWN > (size_t)w->g->shared_bytes)
+        return 0;
+    t.each = walk_instructions(w, "one-token", l->o.w.type, "", w->g->sm, &t.same.registers);
+    t.products = walk_instructions(w, "one-token", l->o.w.type, "-products", w->g->sm, &t.same.registers);
+    t.qkv = gpu_turns_divide(l->q.w.n_tiles + l->k.w.n_tiles + l->v.w.n_tiles, n_steps(&l->q.w) / steps, blocks);
+    t.o = gpu_turns_divide(l->o.w.n_tiles, n_steps(&l->o.w) / steps, blocks);
+    t.down = gpu_turns_divide(mats[2]->n_tiles, n * n_steps(mats[2]) / steps, blocks);
+    for (int i = 0; i < c->n_layers; i++) {
+        l = &w->m->layers[i];
+        mlp_of(w, i, mats);
+        add_qkv(&t, l, i == 0);
+        add_attention(&t, i);
+        add_o(&t, l);
+        if (moe)
+            add_router(&t, l);
+        add_up(&t, mats, moe ? &c->moe : NULL);
+        add_down(&t, mats[2], n);
+    }
+    struct timed_launch last = { .what = "residual", .active = 1, .setup_l2 = 1, .setup_cycles = COPY };
+    stage(&t, last);
+    w->normed = w->parts = 0;
+    return 1;
+}

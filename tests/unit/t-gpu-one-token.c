@@ -1,0 +1,286 @@
+/* t-gpu-one-token.c - the layers of a step of one token in one launch give the logits that a launch
+ * for each product gives, except for rounding: dense models and mixtures of experts, with biases,
+ * several formats, contexts of more than one split; and which models have such steps. */
+#include "tests/lib/gpu_model.h"
+
+#include <sched.h>
+
+#include "gpu/backend/internal.h"
+#include "gpu/rt/emulated.h"
+#include "libcommon/engine/backend.h"
+
+#pragma weak emulated_watch             /* a GPU does not tell its launches */
+#pragma weak emulated_graphs
+
+enum { N_BLOCKS = 32, MAX_TOKENS = 400, MORE = 4, MOST_OWNED = 7 * 8 + 4 * (3 * 64 + 1) };
+
+static int n_launches, is_open;         /* is_open: the last backend has such steps */
+
+static void count(void *user, const char *kernel, unsigned blocks, int threads, size_t shared)
+{
+    (void)user, (void)blocks, (void)threads, (void)shared;
+    n_launches += strcmp(kernel, "one_token") == 0;
+}
+
+static void watch(int on)
+{
+    n_launches = 0;
+    if (emulated_watch)
+        emulated_watch(on ? count : NULL, NULL);
+}
+
+/* ---- models ---- */
+
+static float *random_floats(int n, struct rng *r)
+{
+    float *x = malloc((size_t)n * sizeof *x);
+    for (int i = 0; i < n; i++)
+        x[i] = uniform(r, -0.3f, 0.3f);
+    return x;
+}
+
+/* Quantize the layers of load("tiny"). */
+static int quantize_dense(struct model *m, enum qtype type, int group, void **owned)
+{
+    int n = 0;
+    for (int i = 0; i < m->config.n_layers; i++) {
+        struct layer *l = &m->layers[i];
+        struct linear *const all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down };
+        for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+            owned[n++] = quantize(all[k], type, group);
+    }
+    return n;
+}
+
+/* Give q, k, v and o biases. */
+static int add_biases(struct model *m, void **owned)
+{
+    struct rng r = { 3 };
+    int n = 0;
+    m->config.biases |= BIAS_QKV | BIAS_O;
+    for (int i = 0; i < m->config.n_layers; i++) {
+        struct layer *l = &m->layers[i];
+        struct linear *const all[] = { &l->q, &l->k, &l->v, &l->o };
+        for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+            all[k]->bias = owned[n++] = random_floats(all[k]->w.rows, &r);
+    }
+    return n;
+}
+
+/* Let all layers choose top_k of n_experts. */
+static int make_experts(struct model *m, enum qtype type, int group, struct moe moe, void **owned)
+{
+    struct rng r = { 20 };
+    struct config *c = &m->config;
+    const int hidden = c->hidden_size, size = moe.intermediate_size;
+    int n = 0;
+    c->moe = moe;
+    for (int i = 0; i < c->n_layers; i++)
+        c->ff[i] = FF_MOE;
+    OK(model_experts(m, &why));
+    for (int i = 0; i < c->n_layers; i++) {
+        struct layer *l = &m->layers[i];
+        l->gate = l->up = l->down = (struct linear){ 0 };
+        /* large weights, so that no choice between nearly equal experts depends on rounding */
+        owned[n++] = random_linear(&l->router, QT_F32, 32, moe.n_experts, hidden, 2, &r);
+        for (int k = 0; k < moe.n_experts; k++) {
+            owned[n++] = random_linear(&l->experts[k].gate, type, group, size, hidden, 0.2f, &r);
+            owned[n++] = random_linear(&l->experts[k].up, type, group, size, hidden, 0.2f, &r);
+            owned[n++] = random_linear(&l->experts[k].down, type, group, hidden, size, 0.2f, &r);
+        }
+    }
+    return n;
+}
+
+/* ---- steps ---- */
+
+static struct backend_options options(int one, int checked)
+{
+    return (struct backend_options){ .n_threads = 2, .kv = { KV_F16, KV_F16 }, .n_blocks = N_BLOCKS, .n_states = 1,
+                                     .max_tokens = MAX_TOKENS, .max_logits = MAX_TOKENS, .debug_sync = checked,
+                                     .one_launch = one ? ONE_LAUNCH_ON : ONE_LAUNCH_OFF };
+}
+
+static void forward(void *b, const int32_t *ids, int pos, int n, int n_logits, float *logits)
+{
+    int32_t table[N_BLOCKS];
+    for (int i = 0; i < N_BLOCKS; i++)
+        table[i] = (i * 5 + 3) % N_BLOCKS;
+    const struct batch_item item = { .tokens = ids, .n_tokens = n, .pos = pos, .table = table, .n_logits = n_logits };
+    OK(backend_gpu.forward(b, &(struct batch){ &item, 1 }, logits, &why));
+}
+
+/* Compute a prompt of `before` tokens, and then MORE tokens one by one: logits [MORE][vocab].
+ * Returns the number of launches of one_token. */
+static int decode(const struct model *m, const struct backend_options *o, int before, float *logits)
+{
+    int32_t id[MAX_TOKENS];
+    struct rng r = { 11 };
+    void *b = backend_gpu.open(m, o, &why);
+    if (!b)
+        fail_msg("%s", why.msg);
+    is_open = ((struct gpu_ranks *)b)->rank[0]->one.open;
+    for (int i = 0; i < before + MORE; i++)
+        id[i] = below(&r, m->config.vocab_size);
+    if (before)
+        forward(b, id, 0, before, 1, logits);
+    watch(1);
+    for (int i = 0; i < MORE; i++)
+        forward(b, id + before + i, before + i, 1, 1, logits + (size_t)i * (size_t)m->config.vocab_size);
+    const int n = n_launches;
+    watch(0);
+    backend_gpu.close(b);
+    return n;
+}
+
+/* Compare both kinds of steps.  takes: the model has steps of one launch, and if it is MAYBE, where
+ * the kernel is compiled for its format. */
+enum { MAYBE = 2 };
+static void compare(const struct model *m, int before, int checked, int takes, const char *what)
+{
+    const size_t n = MORE * (size_t)m->config.vocab_size;
+    float *want = malloc(n * sizeof *want), *got = malloc(n * sizeof *got);
+    struct backend_options o = options(0, checked);
+    assert_int_equal(decode(m, &o, before, want), 0);
+    o = options(1, checked);
+    const int launches = decode(m, &o, before, got);
+    const double error = error_of(got, want, n);
+    print_message("# %-28s | %3d tokens before | %.1e\n", what, before, error);
+    /* a graph is recorded once, and replayed */
+    if (takes != MAYBE)
+        assert_int_equal(is_open, takes);
+    if (emulated_watch)
+        assert_true(is_open && takes ? launches > 0 : launches == 0 && !takes);
+    if (!is_open)
+        assert_memory_equal(got, want, n * sizeof *got);
+    else if (!(error <= 5e-3))
+        fail_msg("%s: error %.3g of the largest logit, expected up to 5e-3", what, error);
+    free(want), free(got);
+}
+
+static void release(struct model *m, void **owned, int n)
+{
+    while (n)
+        free(owned[--n]);
+    model_close(m);
+}
+
+/* ---- tests ---- */
+
+static void dense(void **state)
+{
+    (void)state;
+    static const struct { enum qtype type; int group; } cases[] = { { QT_NL4, 32 }, { QT_I4, 64 }, { QT_I8, 32 } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        void *owned[MOST_OWNED];
+        struct model *m = load("tiny", QT_F16);
+        int n = quantize_dense(m, cases[i].type, cases[i].group, owned);
+        compare(m, 20, i == 0, i == 0 ? 1 : MAYBE, qtype_info(cases[i].type)->name);
+        if (i == 0) {
+            compare(m, 0, 0, 1, "the first tokens");
+            compare(m, 300, 0, 1, "three splits");
+            n += add_biases(m, owned + n);
+            compare(m, 20, 0, 1, "biases");
+        }
+        release(m, owned, n);
+    }
+}
+
+/* The 4096 tokens of a window of 48 begin in the second split. */
+static void window(void **state)
+{
+    (void)state;
+    void *owned[MOST_OWNED];
+    struct model *m = load("tiny", QT_F16);
+    const int n = quantize_dense(m, QT_NL4, 32, owned);
+    for (int i = 0; i < m->config.n_layers; i += 2)
+        m->config.window[i] = 48;
+    compare(m, 300, 0, 1, "windows in every other layer");
+    release(m, owned, n);
+}
+
+/* By default mixtures have such steps, and dense models only where launches do not overlap, which
+ * the emulated device says that they do. */
+static void by_default(const struct model *m, int takes)
+{
+    float *logits = malloc(MORE * (size_t)m->config.vocab_size * sizeof *logits);
+    struct backend_options o = options(1, 0);
+    o.one_launch = ONE_LAUNCH_AUTO;
+    const int launches = decode(m, &o, 0, logits);
+    if (emulated_watch)
+        assert_int_equal(launches > 0, takes);
+    free(logits);
+}
+
+static void experts(void **state)
+{
+    (void)state;
+    static const struct moe plain = { .n_experts = 6, .top_k = 2, .intermediate_size = 128, .router = ROUTER_SOFTMAX,
+                                      .normalize = 1, .scale = 1 },
+                            many = { .n_experts = 64, .top_k = 8, .intermediate_size = 128, .router = ROUTER_SIGMOID,
+                                     .normalize = 1, .scale = 2.5f, .norm_add = 1e-20f };
+    static const struct { struct moe moe; enum qtype type; int group; const char *what; } cases[] = {
+        { plain, QT_NL4, 32, "2 of 6 experts" }, { many, QT_NL4, 32, "8 of 64 experts, sigmoid" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        void *owned[MOST_OWNED];
+        struct model *m = load("tiny", QT_F16);
+        int n = quantize_dense(m, cases[i].type, cases[i].group, owned);
+        n += make_experts(m, cases[i].type, cases[i].group, cases[i].moe, owned + n);
+        compare(m, 20, i == 0, 1, cases[i].what);
+        if (i == 0)
+            by_default(m, 1);
+        release(m, owned, n);
+    }
+}
+
+/* Models and options without such steps keep the bits that they had. */
+static void others(void **state)
+{
+    (void)state;
+    void *owned[MOST_OWNED];
+    struct model *m = load("tiny", QT_F16);
+    compare(m, 20, 0, 0, "f16 weights");
+    int n = quantize_dense(m, QT_NL4, 32, owned);
+    by_default(m, 0);
+    m->layers[1].attn_post_norm = m->layers[1].attn_norm;
+    compare(m, 20, 0, 0, "a norm after attention");
+    m->layers[1].attn_post_norm = (struct norm){ 0 };
+    owned[n++] = quantize(&m->layers[2].down, QT_I8, 32);
+    compare(m, 20, 0, 0, "a layer of two types");
+    release(m, owned, n);
+}
+
+/* Drawn tokens come from a graph that is recorded once and replayed. */
+static void graph(void **state)
+{
+    (void)state;
+    void *owned[MOST_OWNED];
+    struct model *m = load("tiny", QT_F16);
+    const int n = quantize_dense(m, QT_NL4, 32, owned), before = emulated_graphs ? emulated_graphs() : 0;
+    const size_t vocab = (size_t)m->config.vocab_size;
+    float *all = malloc(MORE * vocab * sizeof *all);
+    const struct backend_options o = options(1, 0);
+    void *b = backend_gpu.open(m, &o, &why);
+    if (!b)
+        fail_msg("%s", why.msg);
+    while (dweights_complete(((struct gpu_ranks *)b)->rank[0]->w, &why) == 0)
+        sched_yield();                  /* graphs are used from then on */
+    const int32_t id = 5;
+    for (int i = 0; i < MORE; i++)      /* the same step */
+        forward(b, &id, 0, 1, 1, all + (size_t)i * vocab);
+    for (int i = 1; i < MORE; i++)
+        assert_memory_equal(all, all + (size_t)i * vocab, vocab * sizeof *all);
+    if (emulated_graphs)
+        assert_true(emulated_graphs() - before >= MORE - 2);
+    backend_gpu.close(b);
+    free(all);
+    release(m, owned, n);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = { cmocka_unit_test(dense), cmocka_unit_test(window), cmocka_unit_test(experts),
+                                        cmocka_unit_test(others), cmocka_unit_test(graph) };
+    return device_usable() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
+}
