@@ -13,8 +13,9 @@
 
 static const char prog[] = "zse-bench";
 
-/* The launches of a step that have one kernel and one use. */
-struct predicted_row { const char *kernel, *what, *limit; int launches; double bytes, roof_s, seconds, most_s; };
+/* The launches of a step that have one kernel and one use, or the stages of one launch that have
+ * one use; n: how many. */
+struct predicted_row { const char *kernel, *what, *limit; int n; double bytes, roof_s, seconds, most_s; };
 enum { MOST_ROWS = 48 };
 
 struct predicted_step {
@@ -93,7 +94,7 @@ static void add_launch(struct predicted_step *s, const struct timed_launch *l, c
         r->most_s = c->seconds;
         r->limit = c->limit;
     }
-    r->launches++;
+    r->n++;
     r->bytes += l->bytes;
     r->roof_s += c->roof_s;
     r->seconds += c->seconds;
@@ -241,23 +242,23 @@ static void put_rows(const struct bench_options *o, json_t *j, const struct pred
 {
     json_t *rows = json_array();
     if (!o->json)
-        printf("%-14s %-14s %9s %10s %10s %12s  %s\n", "kernel", "use", "launches", "MB", "roof us", "predicted us",
+        printf("%-14s %-14s %9s %10s %10s %12s  %s\n", "kernel", "use", "times", "MB", "roof us", "predicted us",
                "limit");
     for (int i = 0; i < s->n_rows; i++) {
         const struct predicted_row *r = &s->row[i];
         json_array_append_new(rows, json_pack("{s:s, s:s, s:i, s:f, s:f, s:f, s:s}", "kernel", r->kernel, "use", r->what,
-                                              "launches", r->launches, "bytes", r->bytes, "roof_seconds", r->roof_s,
+                                              "times", r->n, "bytes", r->bytes, "roof_seconds", r->roof_s,
                                               "seconds", r->seconds, "limit", r->limit));
         if (!o->json)
-            printf("%-14s %-14s %9d %10.2f %10.1f %12.1f  %s\n", r->kernel, r->what, r->launches, r->bytes * 1e-6,
+            printf("%-14s %-14s %9d %10.2f %10.1f %12.1f  %s\n", r->kernel, r->what, r->n, r->bytes * 1e-6,
                    r->roof_s * 1e6, r->seconds * 1e6, r->limit);
     }
     json_object_set_new(j, "rows", rows);
     json_object_update_new(j, json_pack("{s:i, s:f, s:f, s:f}", "launches", s->launches, "bytes", s->bytes,
                                         "roof_seconds", s->roof_s, "seconds", s->seconds));
     if (!o->json)
-        printf("%-14s %-14s %9d %10.2f %10.1f %12.1f  %.0f tokens/s\n\n", "a token", "", s->launches, s->bytes * 1e-6,
-               s->roof_s * 1e6, s->seconds * 1e6, 1 / s->seconds);
+        printf("%-14s %4d %-9s %9s %10.2f %10.1f %12.1f  %.0f tokens/s\n\n", "a token", s->launches, "launches", "",
+               s->bytes * 1e-6, s->roof_s * 1e6, s->seconds * 1e6, 1 / s->seconds);
 }
 
 /* The figures of a model, and with `rows` its kernels. */

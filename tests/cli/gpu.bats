@@ -515,10 +515,13 @@ END
 @test "zse-bench gpu --model predicts each kernel without a GPU: launches of a step, no time below the roof" {
   predict() { zse-bench gpu --model "$@" --json; }
   predict h200 Llama-3.1-8B >"$BATS_TEST_TMPDIR/j"
-  jq -e '.predicted and .gpu == "h200" and .context == 512 and .launches == 165 and ([.rows[].launches] | add) == 165 and (has("uncounted") | not)' "$BATS_TEST_TMPDIR/j"
+  jq -e '.predicted and .gpu == "h200" and .context == 512 and .launches == 165 and ([.rows[].times] | add) == 165 and (has("uncounted") | not)' "$BATS_TEST_TMPDIR/j"
   jq -e '.rows | all(.seconds >= .roof_seconds and .seconds > 0 and (.limit | test("^(launch|waits|memory|L2|issue|tensor|shared|exp|loads)$")))' "$BATS_TEST_TMPDIR/j"
   jq -e '(.seconds / ([.rows[].seconds] | add) - 1 | fabs) < 1e-8 and .bytes > 4e9 and .bytes < 5e9' "$BATS_TEST_TMPDIR/j"
-  jq -e '[.rows[] | select(.kernel == "matvec" and .use == "down").launches] == [32]' "$BATS_TEST_TMPDIR/j"
+  jq -e '[.rows[] | select(.kernel == "matvec" and .use == "down").times] == [32]' "$BATS_TEST_TMPDIR/j"
+  # one_token is one launch: its rows are the stages of the layers
+  predict h200 Qwen3-30B-A3B | jq -e '.launches == ([.rows[] | select(.kernel != "one_token").times] | add) + 1
+    and ([.rows[] | select(.kernel == "one_token" and .use == "qkv").times] == [48])'
   jq -e '.figures | map(.figure) == ["read_share", "batch_17", "batch_64", "prefill_linear", "prefill_attention_tflops", "launches"]
     and all(.value > 0 and .holds == (if .at_most then .value <= .aim else .value >= .aim end) and .loss.seconds > .loss.roof_seconds)
     and (.[0].value < 1 and .[2].value > .[1].value and .[2].value > 1 and .[3].value < 1)' "$BATS_TEST_TMPDIR/j"
@@ -541,7 +544,7 @@ END
   done
   run -0 zse-bench gpu --model a100 Qwen2.5-0.5B -q int8
   # an A100 cannot overlap launches
-  [[ "$output" == *"predicted from counts and constants, not measured"*"one_token"*"launches a token"*"instructions of i8 are not counted for every kernel"* ]]
+  [[ "$output" == *"predicted from counts and constants, not measured"*"one_token"*"a token"*" launches "*"tokens/s"*"launches a token"*"instructions of i8 are not counted for every kernel"* ]]
   zse-bench gpu --model h100 "$MODEL" --json | jq -e '.launches > 9 and .seconds > 0'
   run -1 --separate-stderr zse-bench gpu --model h200 DeepSeek-V2-Lite
   [[ "$stderr" == *"deepseek_v2: the model of time has no counts for layers without plain attention"* ]]
