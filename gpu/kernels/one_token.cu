@@ -1,9 +1,9 @@
 /* one_token.cu - all layers of a step of one token in one launch, whose blocks meet at barriers.
  *
- * A layer of a mixture of experts has six launches otherwise, and each of them costs the gap before
- * it and mostly a join of its blocks, of which the last one adds up or norms.  Together they take
- * longer than the bytes of the layer.  Here a barrier stands in place of both: blocks leave sums of
- * parts of k, and every block adds the parts that it reads.
+ * Otherwise a layer of a mixture of experts takes six launches.  Each costs the gap before it and
+ * mostly a join of its blocks, the last of which adds up their sums or norms the row.  Gaps and
+ * joins take longer than reading the layer's weights.  Here a barrier replaces both: blocks store
+ * sums over parts of k, and every block adds the parts of what it reads.
  *
  * stages   of a layer, with a barrier after each (prim/grid.cuh):
  *            qkv        x += parts of the layer before; norm; q, k and v
@@ -14,14 +14,15 @@
  *            up         the choice of experts, by every block for itself; gate, up and activation
  *            down       the weighted sum of the experts' products
  *          A block keeps x in shared memory, and all blocks compute the same x.
- * tile     a block: 16 warps, one block a multiprocessor.  A tile of 32 rows has turns of 128 k (64
- *          k of i8), which warps take one after the other.  Of all turns of a stage each block has
- *          as many, which follow each other (gpu_turns); so up to four blocks have parts of a
- *          tile.  Gate and up are whole tiles, because their activation needs both sums
+ * tile     one block a multiprocessor, of 16 warps.  A turn is 128 k of a tile of 32 rows (64 k of
+ *          i8), and the warps of a block take turns one after the other.  All turns of a stage are
+ *          divided into equal shares, one for each block and each without gaps (gpu_turns); so up
+ *          to four blocks have parts of a tile.  Gate and up are divided into whole tiles, because
+ *          their activation needs both sums
  * moves    each weight once from HBM; a warp has up to 10 loads of 16 bytes a lane in flight, 82 KB
- *          a block.  The first turn of each warp is loaded before the barrier: the weights of qkv
- *          and o are 42 and 34 KB of a multiprocessor of an H200 (Qwen3-30B-A3B, nl4), so nearly
- *          all of them, and half of down's
+ *          a block.  Each warp loads its first turn before it waits at the barrier: these are
+ *          nearly all weights of qkv and o, of which a multiprocessor of an H200 has 42 and 34 KB
+ *          (Qwen3-30B-A3B, nl4), and half of those of down
  * limit    HBM for gate and up (3.1 us) and down; instructions for qkv and o (64 for 16 bytes of
  *          nl4 and lane); and the barriers: a fence, a count and a load of the counter, which
  *          take three times the latency of L2, .43 us on an H200 (calculated)
@@ -29,8 +30,9 @@
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/prim.cuh"
 
-/* The number of the thread.  The compiler does not know that it is the same at each use: it would
- * move what follows from it out of the loop over layers, and keep a hundred registers for that. */
+/* The number of the thread, read again at each use.  If the compiler knew that it stays the same,
+ * it would move all that depends on it out of the loop over layers, which takes a hundred
+ * registers. */
 #ifdef __CUDACC__
 DEVICE unsigned thread_number()
 {
@@ -54,7 +56,7 @@ static_assert((int)THREADS == (int)NORM_THREADS, "a block norms a row as its own
 
 /* ---- turns ---- */
 
-/* The steps of a warp that are loaded together, with the scales of the lane's rows. */
+/* The steps that a warp loads together, and the scales of the lane's rows. */
 template <int TYPE, int N> struct turn {
     few_steps<TYPE, 1, N> s;
     float scale[N][4];
@@ -96,8 +98,8 @@ DEVICE void add_turn(float (&sum)[N][4], turn<TYPE, N> &u, const uint16_t *act, 
             sum[i][r] = fmaf(c[i][0][r / 2][r % 2 * 2], u.scale[i][r] * weight, sum[i][r]);
 }
 
-/* A block's work of a stage is a list of units, each of one tile: turns first .. end - 1 of a unit
- * are divided between the warps.  JOB has
+/* A block's work of a stage is a list of units.  A unit is the turns first .. end - 1 of one tile,
+ * which are divided among the warps.  JOB has
  *     n                          number of units
  *     range(i, first, end)       the turns of unit i
  *     place(i, turn)             the place of a turn
@@ -121,8 +123,8 @@ template <int TYPE, int N, class JOB> struct units {
             weight = at.weight;
         }
     }
-    /* Start to load the first turn.  Registers that a warp without a turn would leave as they are
-     * would stay occupied in all other stages: they begin as 0. */
+    /* Start to load the first turn.  All members are set, because a warp may have no turn: the
+     * compiler would keep the registers of what is not set through all other stages. */
     DEVICE void begin(const JOB &job)
     {
         u = {};
@@ -132,7 +134,8 @@ template <int TYPE, int N, class JOB> struct units {
         q = end = 0;
         seek(job);
     }
-    /* room: [2][WARPS][N][32] floats.  The activations are there, and all threads call it. */
+    /* Compute all units.  All threads call it, when the activations are in shared memory.
+     *   room  [2][WARPS][N][32] floats */
     DEVICE void run(const JOB &job, const wide_table &table, float *room)
     {
         const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -162,7 +165,7 @@ template <int TYPE, int N, class JOB> struct units {
     }
 };
 
-/* The part of a division that this block has: units are its tiles. */
+/* This block's share of a division.  Its units are the tiles of which it has turns. */
 struct block_turns {
     int n, first, end, tile;            /* tile: of the first unit */
 
@@ -180,8 +183,8 @@ struct block_turns {
     }
 };
 
-/* Store row k of a tile as this block's part of the sum; the block of the first part also stores
- * zeros for those that no block has.  parts [n_parts][ld]. */
+/* Store row k of a tile as this block's part of the sum.  The block of the first part also stores
+ * zeros for the parts that no block has.  parts [d.parts][ld]. */
 DEVICE void store_part(const gpu_turns &d, int tile, int k, float y, float *parts)
 {
     const int before = tile * d.per_tile / d.share, part = (int)blockIdx.x - before,
@@ -191,7 +194,7 @@ DEVICE void store_part(const gpu_turns &d, int tile, int k, float y, float *part
         parts[i * ld + 32 * tile + k] = 0;
 }
 
-/* Matrices of one shape that read one input: q, k and v, or o. */
+/* Matrices that read the same input and differ in their rows alone: q, k and v, or o. */
 template <int TYPE> struct linear_job {
     const gpu_turns &d;
     const gpu_mat *w;
@@ -231,7 +234,7 @@ template <int TYPE> struct linear_job {
 struct chosen { const uint8_t *gate, *up, *down; float weight; int16_t expert, pair; };
 static_assert(sizeof(struct chosen) == 4 * sizeof(void *), "gpu_token_shared() has room for them");
 
-/* x / n, for GPU_INVERSE(n). */
+/* x / n; by: GPU_INVERSE(n). */
 DEVICE int divided(int x, uint32_t by) { return (int)((uint64_t)(uint32_t)x * by >> 31); }
 
 /* Gate and up of all chosen experts: unit i is a tile of one expert. */
@@ -273,7 +276,8 @@ template <int TYPE> struct up_job {
     }
 };
 
-/* Down: the products of all chosen experts are one sum, whose k follow each other. */
+/* Down: the products of all chosen experts are one sum.  Its k are those of the first expert, then
+ * those of the second, and so on. */
 template <int TYPE> struct down_job {
     const gpu_turns &d;
     const gpu_mat &w;
@@ -291,7 +295,7 @@ template <int TYPE> struct down_job {
           n(mine.n) {}
     DEVICE const gpu_mat &mat() const { return w; }
     DEVICE int turns() const { return w.n_steps / few_steps<TYPE, 1, 1>::STEPS; }       /* of an expert */
-    /* of a token that chose nothing no turn is computed */
+    /* without the turns of experts that the token has not chosen */
     DEVICE void range(int i, int &first, int &end) const
     {
         mine.range(d, i, first, end);
@@ -309,10 +313,10 @@ template <int TYPE> struct down_job {
 
 /* ---- the residual ---- */
 
-/* Parts of sums that the stage before has left. */
+/* Parts of sums that an earlier stage has stored. */
 struct left_parts { const float *part; int n, ld; float scale; };
 
-/* x += scale * (sum over the parts).  A thread always has the same columns of x. */
+/* x += scale * (sum over the parts).  v: the thread's columns of x, which are always the same. */
 DEVICE void add_left(norm_runs &v, float *x, const left_parts &left, int cols)
 {
     enum { MOST = GPU_TURN_PARTS };
@@ -341,8 +345,8 @@ DEVICE void add_left(norm_runs &v, float *x, const left_parts &left, int cols)
         }
 }
 
-/* Norm the row v: act, in the order GPU_ACT_LANES, in which a run of 8 stays where it is; and
- * normed, unless it is NULL.  w: factors.  room: 32 floats. */
+/* Norm the row v, and store it in act, in the order GPU_ACT_LANES, which leaves runs of 8 in their
+ * places; and as floats in normed, unless that is NULL.  w: factors.  room: 32 floats. */
 DEVICE void norm_row(norm_runs &v, const norm_runs &w, const struct gpu_norm &o, uint16_t *act, float *normed,
                      float *room)
 {
@@ -381,8 +385,8 @@ DEVICE void copy_act(uint16_t *to, const uint16_t *from, int n)
 
 /* ---- the router ---- */
 
-/* A part of the router's outputs: products of 32 rows with half a step of k for each warp.  unit:
- * the part and the tile of rows. */
+/* A part of the router's outputs: products of 32 rows with half a step of k for each warp.
+ *   unit  number of the part * tiles of rows + number of the tile */
 struct router_part {
     enum { HALF = 16 };
     float w[HALF];
@@ -427,7 +431,7 @@ struct router_part {
 
 /* ---- the kernel ---- */
 
-/* The barrier of the launch: `target` arrivals complete this block's last one. */
+/* The barrier of the launch.  target: the arrivals, of all blocks, that the next wait is for. */
 struct barrier {
     unsigned *arrived, target;
 
@@ -436,8 +440,8 @@ struct barrier {
         grid_arrive(arrived);
         target += gridDim.x;
     }
-    /* Of a stage whose results the first warp has stored: the others begin to load what they need
-     * next. */
+    /* Arrive after a stage whose results only the first warp has stored: the other warps go on, and
+     * load what they need next. */
     DEVICE void arrive_alone()
     {
         if (threadIdx.x < 32)
@@ -447,12 +451,13 @@ struct barrier {
     DEVICE void wait() const { grid_wait(arrived, target); }
 };
 
-/* Attention of this block's splits, in order, behind the barrier. */
+/* Attention of this block's splits.  The first one waits at the barrier, after it has begun to copy
+ * keys and values. */
 template <int GROUP> DEVICE void attend(const gpu_attention &o, float *room, barrier all)
 {
     const int passes = (o.n_heads / o.n_kv_heads + GROUP - 1) / GROUP, n_y = o.n_kv_heads * passes;
     bool waited = false;
-    /* first splits first: of padded numbers the last ones may have no positions */
+    /* in the order of splits: their number is padded, so the last ones may have no positions */
     for (int job = blockIdx.x; job < n_y * o.max_splits; job += gridDim.x) {
         if (waited)
             __syncthreads();            /* the job before has read its room */
@@ -476,9 +481,9 @@ DEVICE void copy_layer(gpu_token_layer *to, const gpu_token_layer *from)
     copy_commit();
 }
 
-/* The shared memory of a block.  The arguments of the launch are there, too: loads from shared
- * memory stay in their stage, while the compiler would move what follows from constants out of the
- * loop over layers, and keep registers for it. */
+/* The shared memory of a block.  The arguments of the launch are there, too, because loads from
+ * shared memory stay in their stage.  The compiler would move all that depends on arguments in
+ * constant memory out of the loop over layers, and keep it in registers. */
 struct block_room {
     const gpu_token_step &o;
 
@@ -604,7 +609,8 @@ DEVICE void run_down(const block_room &r, const gpu_token_layer &l, const wide_t
     u.run(job, table, r.sums());
 }
 
-/* Complete the description of a layer with what this step and this block have. */
+/* Set those members of a layer's description that depend on the step, or point into the block's
+ * shared memory. */
 DEVICE void complete_layer(gpu_token_layer &l, const block_room &r)
 {
     const gpu_token_step &o = r.o;
@@ -621,7 +627,7 @@ DEVICE void complete_layer(gpu_token_layer &l, const block_room &r)
     l.route.choice.weight = l.up.choice.weight = r.weight();
 }
 
-/* Copy a thread's columns of a row, which add_left() gives it. */
+/* Copy the thread's columns of a row, the same as in add_left(). */
 DEVICE void copy_row(float *to, const float *from, int cols)
 {
     norm_runs v;
@@ -667,7 +673,7 @@ void one_token_kernel(gpu_token_step given)
         o.group > GPU_TOKEN_FEW ? attend<GPU_TOKEN_GROUP>(l.attention, r.room(), all)
                                 : attend<GPU_TOKEN_FEW>(l.attention, r.room(), all);
         all.arrive();
-        if (i + 1 < o.n)                /* no thread reads the layer before any more */
+        if (i + 1 < o.n)                /* over the layer before, which no thread reads now */
             copy_layer(&r.layer(i + 1), o.layers + i + 1);
         run_o<TYPE>(r, l, table, all);
         all.arrive_alone();
