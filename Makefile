@@ -243,6 +243,8 @@ $(B)/emulated/zse-%: $(O)/cmd/zse-%.o $(call objects,tests/lib/fault.c) $(B)/lib
 
 # Tests of the device: emulated in every build; natively with make check-gpu.
 $(B)/tests/unit/t-gpu-forward $(B)/tests/gpu/t-gpu-forward $(B)/ptx/t-gpu-forward: EXTRA := -Xlinker --wrap=gpu_choose
+$(B)/tests/unit/t-gpu-one-token $(B)/tests/gpu/t-gpu-one-token $(B)/ptx/t-gpu-one-token: \
+    EXTRA := -Xlinker --wrap=gpu_n_sms
 $(B)/tests/unit/t-gpu-grid: $(E)/tests/gpu/grid.o
 $(B)/tests/gpu/t-gpu-grid: $(B)/tests/gpu/grid.o
 $(B)/ptx/t-gpu-grid: $(B)/ptx/tests/gpu/grid.o
