@@ -27,11 +27,8 @@ DEVICE void count_arrival(unsigned *arrived)
 DEVICE void grid_arrive(unsigned *arrived)
 {
     __syncthreads();                    /* all threads have written */
-    if (threadIdx.x == 0) {
-        __threadfence();
-        EITHER(asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(arrived) : "memory"),
-               emulated_grid_arrive(arrived));
-    }
+    if (threadIdx.x == 0)
+        count_arrival(arrived);
 }
 
 /* The same for a block of which only the first warp has written since the last arrival: only that
