@@ -235,7 +235,7 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     static_assert((int)GPU_SAMPLE_BLOCKS <= (int)GPU_SPLIT_TICKETS, "gpu_sample.arrived fits");
     part[n++] = (struct buffer_place){ &b->tickets, sizeof *b->tickets *
                                        (counters > GPU_SPLIT_TICKETS ? counters : GPU_SPLIT_TICKETS) };
-    part[n++] = (struct buffer_place){ &b->one.arrived, sizeof *b->one.arrived };
+    part[n++] = (struct buffer_place){ &b->one.arrived, GPU_GRID_WORDS * sizeof *b->one.arrived };
     part[n++] = (struct buffer_place){ &b->one.layers, one_token_layers_bytes(b) };
     part[n++] = (struct buffer_place){ &b->one.qkv_parts, one_token_parts(b) * f };
     part[n++] = (struct buffer_place){ &b->act_code, b->o.act_codes ? t *

@@ -75,12 +75,14 @@ template <int TYPE, int N> DEVICE void load_turn(turn<TYPE, N> &u, const turn_pl
         const uint4 s = format<TYPE>::row_scale ? load16(p.data[i] + 16 * g) : make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int r = 0; r < 4; r++)
-            u.scale[i][r] = format<TYPE>::row_scale ? ACT_UNIT * float_of(word_of(s, r)) : FEW_UNIT<TYPE>;
+            u.scale[i][r] = format<TYPE>::row_scale ? float_of(word_of(s, r)) : 1;
     }
 }
 
-/* Add the products of a turn to the sums of the lane's rows. */
-template <int TYPE, int N>
+/* Add the products of a turn to the sums of the lane's rows.  Finished sums are multiplied by
+ * TURN_UNIT. */
+template <int TYPE> constexpr float TURN_UNIT = format<TYPE>::row_scale ? ACT_UNIT : FEW_UNIT<TYPE>;
+template <int TYPE, int N, bool WEIGHED>
 DEVICE void add_turn(float (&sum)[N][4], turn<TYPE, N> &u, const uint16_t *act, float weight, const gpu_mat &m, int t,
                      const wide_table &table)
 {
@@ -95,11 +97,12 @@ DEVICE void add_turn(float (&sum)[N][4], turn<TYPE, N> &u, const uint16_t *act, 
     for (int i = 0; i < N; i++)
 #pragma unroll
         for (int r = 0; r < 4; r++)
-            sum[i][r] = fmaf(c[i][0][r / 2][r % 2 * 2], u.scale[i][r] * weight, sum[i][r]);
+            sum[i][r] = fmaf(c[i][0][r / 2][r % 2 * 2], WEIGHED ? u.scale[i][r] * weight : u.scale[i][r], sum[i][r]);
 }
 
 /* A block's work of a stage is a list of units.  A unit is the turns first .. end - 1 of one tile,
  * which are divided among the warps.  JOB has
+ *     WEIGHED                    whether a turn's sums are multiplied by its weight
  *     n                          number of units
  *     range(i, first, end)       the turns of unit i
  *     place(i, turn)             the place of a turn
@@ -144,7 +147,7 @@ template <int TYPE, int N, class JOB> struct units {
             float sum[N][4] = {}, *const sums = room + unit % 2 * WARPS * N * 32;
 #pragma unroll 1
             while (i == unit && q < end) {
-                add_turn(sum, u, act, weight, job.mat(), t, table);
+                add_turn<TYPE, N, JOB::WEIGHED>(sum, u, act, weight, job.mat(), t, table);
                 q += WARPS;
                 seek(job);
             }
@@ -159,6 +162,8 @@ template <int TYPE, int N, class JOB> struct units {
                 for (int w = 0; w < WARPS; w++)
                     for (int n = 0; n < N; n++)
                         y[n] += sums[(w * N + n) * 32 + threadIdx.x];
+                for (int n = 0; n < N; n++)
+                    y[n] *= TURN_UNIT<TYPE>;
                 job.store(unit, threadIdx.x, y);
             }
         }
@@ -196,6 +201,7 @@ DEVICE void store_part(const gpu_turns &d, int tile, int k, float y, float *part
 
 /* Matrices that read the same input and differ in their rows alone: q, k and v, or o. */
 template <int TYPE> struct linear_job {
+    static constexpr bool WEIGHED = false;
     const gpu_turns &d;
     const gpu_mat *w;
     const float *const *bias;
@@ -239,6 +245,7 @@ DEVICE int divided(int x, uint32_t by) { return (int)((uint64_t)(uint32_t)x * by
 
 /* Gate and up of all chosen experts: unit i is a tile of one expert. */
 template <int TYPE> struct up_job {
+    static constexpr bool WEIGHED = false;
     const gpu_experts &o;
     const chosen *c;
     const uint16_t *act;
@@ -279,6 +286,7 @@ template <int TYPE> struct up_job {
 /* Down: the products of all chosen experts are one sum.  Its k are those of the first expert, then
  * those of the second, and so on. */
 template <int TYPE> struct down_job {
+    static constexpr bool WEIGHED = true;
     const gpu_turns &d;
     const gpu_mat &w;
     const chosen *c;
@@ -431,14 +439,14 @@ struct router_part {
 
 /* ---- the kernel ---- */
 
-/* The barrier of the launch.  target: the arrivals, of all blocks, that the next wait is for. */
+/* The barrier of the launch; n: this block's arrivals so far. */
 struct barrier {
-    unsigned *arrived, target;
+    unsigned *arrived, n;
 
     DEVICE void arrive()
     {
         grid_arrive(arrived);
-        target += gridDim.x;
+        n++;
     }
     /* Arrive after a stage whose results only the first warp has stored: the other warps go on, and
      * load what they need next. */
@@ -446,9 +454,9 @@ struct barrier {
     {
         if (threadIdx.x < 32)
             grid_arrive_alone(arrived);
-        target += gridDim.x;
+        n++;
     }
-    DEVICE void wait() const { grid_wait(arrived, target); }
+    DEVICE void wait() const { grid_wait(arrived, n); }
 };
 
 /* Attention of this block's splits.  The first one waits at the barrier, after it has begun to copy
@@ -699,8 +707,7 @@ void one_token_kernel(gpu_token_step given)
     norm_runs v;
     add_left(v, r.x(), { o.down_parts, o.down.parts, 32 * o.down.n_tiles, o.scale }, o.hidden);
     copy_row(o.x, r.x(), o.hidden);
-    if (threadIdx.x == 0)
-        *o.arrived = 0;                 /* all blocks have arrived for the last time */
+    grid_reset(o.arrived);              /* all blocks have arrived for the last time */
 }
 
 /* Plan shared memory.  Returns its size. */

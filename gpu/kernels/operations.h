@@ -395,7 +395,7 @@ struct gpu_token_step {
      * multiple of 32] */
     float *qkv_parts, *o_parts, *down_parts;
     struct gpu_step step; int max_splits;       /* as in struct gpu_attention */
-    unsigned *arrived;                  /* a counter, 0 before and after */
+    unsigned *arrived;                  /* [GPU_GRID_WORDS], 0 before and after */
     /* gpu_one_token() sets these; by: GPU_INVERSE of the tiles of an expert's gate, and of the
      * turns of its down */
     struct gpu_turns qkv, o, down;

@@ -1,11 +1,14 @@
 /* grid.cuh - a barrier of all blocks of a launch made by launch_together() (launch.cuh).
  *
  * A block arrives, may then do work that does not depend on the others (prefetch its next weights),
- * and waits.  *arrived counts the arrivals of blocks and only grows during a launch: the wait after
- * the k-th arrival of each of n blocks is for the k * n-th.  The two order plain accesses of all
+ * and waits.  Counters count the arrivals of blocks and only grow during a launch: the wait after
+ * the k-th arrival of each block is for k arrivals of all.  The two order plain accesses of all
  * threads, as in the memory model of the PTX ISA: the block's barrier, a release by one thread, an
  * acquire by another, and its block's barrier.  Loads through the read-only cache (load_stream) are
- * not ordered: they may only read what no block of the launch writes. */
+ * not ordered: they may only read what no block of the launch writes.
+ *
+ * One counter takes about one arrival a cycle, so the blocks of a large grid would wait for each
+ * other: it is divided into GPU_GRID_COUNTERS, each in a line of L2 of its own. */
 #ifndef ZSE_GPU_PRIM_GRID_CUH
 #define ZSE_GPU_PRIM_GRID_CUH
 
@@ -14,12 +17,9 @@
 /* One thread counts its block, after what other threads have written for it. */
 DEVICE void count_arrival(unsigned *arrived)
 {
-#ifdef __CUDACC__
+    unsigned *const mine = arrived + blockIdx.x % GPU_GRID_COUNTERS * GPU_GRID_LINE;
     __threadfence();
-    asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(arrived) : "memory");
-#else
-    emulated_grid_arrive(arrived);
-#endif
+    EITHER(asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(mine) : "memory"), emulated_grid_arrive(mine));
 }
 
 /* All threads call it: all that the block has written before can be read by blocks that have
@@ -40,20 +40,30 @@ DEVICE void grid_arrive_alone(unsigned *arrived)
         count_arrival(arrived);
 }
 
-/* All threads call it: until n arrivals. */
+/* All threads call it: until all blocks have arrived n times. */
 DEVICE void grid_wait(const unsigned *arrived, unsigned n)
 {
-    if (threadIdx.x == 0) {
+    if (threadIdx.x < GPU_GRID_COUNTERS) {
+        const unsigned *const mine = arrived + threadIdx.x * GPU_GRID_LINE;
+        const unsigned all = n * ((gridDim.x + GPU_GRID_COUNTERS - 1 - threadIdx.x) / GPU_GRID_COUNTERS);
 #ifdef __CUDACC__
         unsigned v;
         do
-            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(arrived) : "memory");
-        while (v < n);
+            asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(v) : "l"(mine) : "memory");
+        while (v < all);
 #else
-        emulated_grid_wait(arrived, n);
+        if (all > 0)                    /* a small grid needs fewer counters */
+            emulated_grid_wait(mine, all);
 #endif
     }
-    __syncthreads();                    /* thread 0 has waited */
+    __syncthreads();                    /* the first threads have waited */
+}
+
+/* All threads of a block that has waited after all others have: the next launch starts from 0. */
+DEVICE void grid_reset(unsigned *arrived)
+{
+    if (threadIdx.x < GPU_GRID_COUNTERS)
+        arrived[threadIdx.x * GPU_GRID_LINE] = 0;
 }
 
 #endif

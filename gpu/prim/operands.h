@@ -20,6 +20,9 @@ extern "C" {
 #define GPU_INLINE static inline
 #endif
 
+/* The counters of a barrier of all blocks (grid.cuh), each in a line of 128 bytes. */
+enum { GPU_GRID_COUNTERS = 4, GPU_GRID_LINE = 32, GPU_GRID_WORDS = GPU_GRID_COUNTERS * GPU_GRID_LINE };
+
 /* The form of struct mat that kernels take.  data: in device memory, the bytes of the file. */
 struct gpu_mat {
     const uint8_t *data;

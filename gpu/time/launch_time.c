@@ -3,6 +3,8 @@
 
 #include <math.h>
 
+#include "gpu/prim/operands.h"
+
 enum { SCHEDULERS = 4, REGISTERS = 65536, MOST_BLOCKS = 32, OWN_SHARED = 1024 /* that a block takes besides */,
        /* of a multiprocessor and cycle: bytes of shared memory, exponentials (CUDA programming
         * guide, throughput of arithmetic instructions) */
@@ -71,9 +73,13 @@ static double add_round(const struct timed_gpu *g, const struct timed_launch *l,
 
 double timed_gap(const struct timed_gpu *g) { return g->dependent_s > 0 ? g->dependent_s : g->launch_s; }
 
-/* A barrier: the fence after a block's last store, the count, and the load that sees it. */
+/* A barrier: the fence after a block's last store, the count, and the load that sees it.  L2 counts
+ * one arrival at a counter in a cycle (assumed). */
 enum { FENCE = 1, COUNT_AND_LOAD = 2 /* latencies of L2 */ };
-double timed_barrier(const struct timed_gpu *g) { return (FENCE + COUNT_AND_LOAD) * g->l2_cycles / g->clock; }
+double timed_barrier(const struct timed_gpu *g)
+{
+    return ((FENCE + COUNT_AND_LOAD) * g->l2_cycles + (double)g->n_sms / GPU_GRID_COUNTERS) / g->clock;
+}
 
 /* The time before a launch, or a stage, from the end of the one before it. */
 static double time_before(const struct timed_gpu *g, const struct timed_launch *before, const struct timed_launch *l)

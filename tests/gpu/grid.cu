@@ -40,21 +40,20 @@ template <enum grid_fault FAULT> __global__ __launch_bounds__(T) void exchange_k
         if (FAULT == GRID_EARLY_COPY)
             copy_values(room, to, n);
         if (FAULT != GRID_NO_WAIT)
-            grid_wait(o.arrived, (unsigned)(n * (step + 1) - (FAULT == GRID_WAITS_EARLY)));
+            grid_wait(o.arrived, (unsigned)(step + 1 - (FAULT == GRID_WAITS_EARLY)));
     }
     if (FAULT == GRID_EARLY_COPY)
         copy_wait<0>();
-    if (FAULT == GRID_RESETS && b == 0 && t == 0)
-        *o.arrived = 0;
-    /* the last block has waited after all others: it may reset the counter */
+    if (FAULT == GRID_RESETS && b == 0)
+        grid_reset(o.arrived);
+    /* the last block has waited after all others: it may reset the counters */
     if (last_block(o.ticket, (unsigned)n, room + n_values)) {
         const uint32_t *const x = o.x + (o.n_steps & 1) * n_values;
         uint32_t sum = 0;
         for (int i = 0; i < n; i++)
             sum += (uint32_t)load_shared_by_blocks(reinterpret_cast<const int32_t *>(x) + i * T + t);
         o.total[t] = sum;
-        if (t == 0)
-            *o.arrived = 0;
+        grid_reset(o.arrived);
     }
 }
 

@@ -13,12 +13,12 @@ extern "C" {
 enum { GRID_THREADS = 64 };
 /* The fault of a kernel, or none:
  *   no wait        blocks arrive, but do not wait
- *   waits early    for one arrival less
+ *   waits early    for one arrival of each block less
  *   late write     after the arrival
  *   early copy     starts before the wait
  *   overwrites     what other blocks may still read
  *   never arrives  the last block ends after one step
- *   resets         the counter before all blocks have waited
+ *   resets         the counters before all blocks have waited
  *   no barrier     between the copies of threads to shared memory and reads of others
  *   unwritten      block 1 reads shared memory that only the others have written
  *   beyond         writes after the end of x */
@@ -32,7 +32,7 @@ enum grid_fault { GRID_FAULTS(GRID_FAULT) };
 /* n_steps times, for thread t of block b: x[b][t] = step + 1 + the sum over all blocks i of
  * (i + b + 2) * x[i][(t + 1) % GRID_THREADS], then total[t] = the sum of x[i][t].
  *   x                2 [n_blocks][GRID_THREADS]: the values before even and before odd steps
- *   arrived, ticket  words that are 0, before and after
+ *   arrived, ticket  [GPU_GRID_WORDS] and one word, 0 before and after
  * together: by launch_together(), otherwise by launch(). */
 struct grid_exchange { uint32_t *x, *total; unsigned *arrived, *ticket; int n_steps; };
 int grid_exchange(struct gpu *g, const struct grid_exchange *o, int n_blocks, int together, enum grid_fault fault,
