@@ -104,6 +104,9 @@ static int describe(const struct gpu_backend *b, int index, struct gpu_token_lay
     for (size_t i = 0; i < sizeof mats / sizeof *mats; i++)
         if (!alike(&out->o, mats[i]))
             return 0;
+    if (out->qkv[1].n_steps != out->qkv[0].n_steps || out->qkv[2].n_steps != out->qkv[0].n_steps ||
+        out->up.w[1].w.n_steps != out->up.w[0].w.n_steps || out->up.w[1].w.n_tiles != out->up.w[0].w.n_tiles)
+        return 0;
     return gpu_norm_in_registers(&out->attn_norm) && gpu_norm_in_registers(&out->mlp_norm) && !out->down.bias &&
            (!moe || (l->router.w.type == QT_F32 && gpu_chooses_only(&out->route))) &&
            gpu_one_token_takes(b->g, out, b->m->config.hidden_size);

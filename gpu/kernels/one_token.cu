@@ -170,6 +170,9 @@ template <int TYPE, int N, class JOB> struct units {
     }
 };
 
+/* x / n; by: GPU_INVERSE(n). */
+DEVICE int divided(int x, uint32_t by) { return (int)((uint64_t)(uint32_t)x * by >> 31); }
+
 /* This block's share of a division.  Its units are the tiles of which it has turns. */
 struct block_turns {
     int n, first, end, tile;            /* tile: of the first unit */
@@ -188,15 +191,20 @@ struct block_turns {
     }
 };
 
-/* Store row k of a tile as this block's part of the sum.  The block of the first part also stores
- * zeros for the parts that no block has.  parts [d.parts][ld]. */
-DEVICE void store_part(const gpu_turns &d, int tile, int k, float y, float *parts)
+/* Store row k of tile i of this block as its part of the sum; the block of the first part also
+ * stores zeros for those that no block has.  Only its first tile may have begun in another block.
+ * parts [n_parts][32 * n_tiles]. */
+DEVICE void store_part(const gpu_turns &d, const block_turns &mine, int i, int k, float y, float *parts)
 {
-    const int before = tile * d.per_tile / d.share, part = (int)blockIdx.x - before,
-              n = ((tile + 1) * d.per_tile - 1) / d.share - before + 1, ld = 32 * d.n_tiles;
-    parts[part * ld + 32 * tile + k] = y;
-    for (int i = n; part == 0 && i < d.parts; i++)
-        parts[i * ld + 32 * tile + k] = 0;
+    const int tile = mine.tile + i, ld = 32 * d.n_tiles,
+              part = i > 0 ? 0 : (int)blockIdx.x - divided(tile * d.per_tile, d.by_share);
+    parts += 32 * tile + k;
+    parts[part * ld] = y;
+    if (part > 0)
+        return;
+    const int n = divided((tile + 1) * d.per_tile - 1, d.by_share) - (int)blockIdx.x + 1;
+    for (int z = n; z < d.parts; z++)
+        parts[z * ld] = 0;
 }
 
 /* Matrices that read the same input and differ in their rows alone: q, k and v, or o. */
@@ -230,8 +238,7 @@ template <int TYPE> struct linear_job {
         while (tile >= w[which].n_tiles)
             tile -= w[which++].n_tiles;
         const int row = 32 * tile + k;
-        store_part(d, mine.tile + i, k,
-                   first && bias[which] && row < w[which].rows ? y[0] + bias[which][row] : y[0], parts);
+        store_part(d, mine, i, k, first && bias[which] && row < w[which].rows ? y[0] + bias[which][row] : y[0], parts);
     }
 };
 
@@ -239,9 +246,6 @@ template <int TYPE> struct linear_job {
  * pair.  A dense layer has one. */
 struct chosen { const uint8_t *gate, *up, *down; float weight; int16_t expert, pair; };
 static_assert(sizeof(struct chosen) == 4 * sizeof(void *), "gpu_token_shared() has room for them");
-
-/* x / n; by: GPU_INVERSE(n). */
-DEVICE int divided(int x, uint32_t by) { return (int)((uint64_t)(uint32_t)x * by >> 31); }
 
 /* Gate and up of all chosen experts: unit i is a tile of one expert. */
 template <int TYPE> struct up_job {
@@ -316,52 +320,111 @@ template <int TYPE> struct down_job {
         return { { c[at].down + (size_t)(mine.tile + i) * w.tile_bytes }, step, act + at * stride + step * 32,
                  c[at].weight };
     }
-    DEVICE void store(int i, int k, const float (&y)[1]) const { store_part(d, mine.tile + i, k, y[0], parts); }
+    DEVICE void store(int i, int k, const float (&y)[1]) const { store_part(d, mine, i, k, y[0], parts); }
 };
 
 /* ---- the residual ---- */
 
-/* Parts of sums that an earlier stage has stored. */
-struct left_parts { const float *part; int n, ld; float scale; };
+/* Sums of parts that the stage before leaves to be added. */
+struct pending_parts { const float *part; int n, ld; float scale; };
 
-/* x += scale * (sum over the parts).  v: the thread's columns of x, which are always the same. */
-DEVICE void add_left(norm_runs &v, float *x, const left_parts &left, int cols)
+/* Whether a warp has columns in run i of a row: the others do nothing. */
+DEVICE bool has_run(int i, int cols) { return (i * THREADS + (int)(threadIdx.x & ~31u)) * NORM_RUN < cols; }
+
+/* v += scale * (sum over up to MOST parts), for four columns from k on. */
+template <int MOST> DEVICE void add_four(float *v, const pending_parts &p, int k)
 {
-    enum { MOST = GPU_TURN_PARTS };
-    load_runs<THREADS>(v, x, cols, 0);
+    float4 y[MOST];
 #pragma unroll
-    for (int i = 0; i < NORM_RUNS; i++)
+    for (int i = 0; i < MOST; i++)
+        y[i] = i < p.n ? load_four_shared_by_blocks(p.part + (size_t)i * p.ld + k) : make_float4(0, 0, 0, 0);
+    float4 sum = y[0];
 #pragma unroll
-        for (int j = 0; j < NORM_RUN; j += 4) {
-            const int k = (i * THREADS + threadIdx.x) * NORM_RUN + j;
-            const bool here = k < cols && left.n > 0;
-            float4 y[MOST];
-#pragma unroll
-            for (int p = 0; p < MOST; p++)
-                y[p] = here && p < left.n ? load_four_shared_by_blocks(left.part + (size_t)p * left.ld + k)
-                                          : make_float4(0, 0, 0, 0);
-            float4 sum = y[0];
-#pragma unroll
-            for (int p = 1; p < MOST; p++)
-                sum.x += y[p].x, sum.y += y[p].y, sum.z += y[p].z, sum.w += y[p].w;
-            v[i][j] = fmaf(left.scale, sum.x, v[i][j]);
-            v[i][j + 1] = fmaf(left.scale, sum.y, v[i][j + 1]);
-            v[i][j + 2] = fmaf(left.scale, sum.z, v[i][j + 2]);
-            v[i][j + 3] = fmaf(left.scale, sum.w, v[i][j + 3]);
-            if (here)
-                *reinterpret_cast<float4 *>(x + k) = make_float4(v[i][j], v[i][j + 1], v[i][j + 2], v[i][j + 3]);
-        }
+    for (int i = 1; i < MOST; i++)
+        sum.x += y[i].x, sum.y += y[i].y, sum.z += y[i].z, sum.w += y[i].w;
+    v[0] = fmaf(p.scale, sum.x, v[0]);
+    v[1] = fmaf(p.scale, sum.y, v[1]);
+    v[2] = fmaf(p.scale, sum.z, v[2]);
+    v[3] = fmaf(p.scale, sum.w, v[3]);
 }
 
-/* Norm the row v, and store it in act, in the order GPU_ACT_LANES, which leaves runs of 8 in their
- * places; and as floats in normed, unless that is NULL.  w: factors.  room: 32 floats. */
-DEVICE void norm_row(norm_runs &v, const norm_runs &w, const struct gpu_norm &o, uint16_t *act, float *normed,
-                     float *room)
+/* Load a thread's columns of a row, which are the same in all rows. */
+DEVICE void load_columns(norm_runs &v, const float *from, int cols)
 {
-    const float inverse = norm_inverse<THREADS>(v, o, room), offset = o.w ? o.offset : 0;
 #pragma unroll
     for (int i = 0; i < NORM_RUNS; i++) {
         const int k = (i * THREADS + threadIdx.x) * NORM_RUN;
+#pragma unroll
+        for (int j = 0; j < NORM_RUN; j++)
+            v[i][j] = 0;
+        if (!has_run(i, cols) || k >= cols)
+            continue;
+#pragma unroll
+        for (int j = 0; j < NORM_RUN; j += 4) {
+            const float4 x = *reinterpret_cast<const float4 *>(from + k + j);
+            v[i][j] = x.x, v[i][j + 1] = x.y, v[i][j + 2] = x.z, v[i][j + 3] = x.w;
+        }
+    }
+}
+DEVICE void store_columns(float *to, const norm_runs &v, int cols)
+{
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS; i++) {
+        const int k = (i * THREADS + threadIdx.x) * NORM_RUN;
+        if (!has_run(i, cols) || k >= cols)
+            continue;
+#pragma unroll
+        for (int j = 0; j < NORM_RUN; j += 4)
+            *reinterpret_cast<float4 *>(to + k + j) = make_float4(v[i][j], v[i][j + 1], v[i][j + 2], v[i][j + 3]);
+    }
+}
+
+/* x += scale * (sum over the parts), with the result in v as well. */
+DEVICE void add_pending(norm_runs &v, float *x, const pending_parts &p, int cols)
+{
+    load_columns(v, x, cols);
+    if (!p.n)
+        return;
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS; i++) {
+        const int k = (i * THREADS + threadIdx.x) * NORM_RUN;
+        if (!has_run(i, cols) || k >= cols)
+            continue;
+#pragma unroll
+        for (int j = 0; j < NORM_RUN; j += 4)
+            if (p.n <= 2)
+                add_four<2>(&v[i][j], p, k + j);
+            else
+                add_four<GPU_TURN_PARTS>(&v[i][j], p, k + j);
+    }
+    store_columns(x, v, cols);
+}
+
+/* Norm the row v: act, in the order GPU_ACT_LANES, in which a run of 8 stays where it is; and
+ * normed, unless it is NULL.  w: factors.  room: a float for each warp. */
+DEVICE void norm_row(const norm_runs &v, const norm_runs &w, const struct gpu_norm &o, uint16_t *act, float *normed,
+                     float *room)
+{
+    const int lane = threadIdx.x % 32;
+    float sum = 0;
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS; i++)
+#pragma unroll
+        for (int j = 0; j < NORM_RUN && has_run(i, o.cols); j++)
+            sum = fmaf(v[i][j], v[i][j], sum);
+    sum = warp_sum(sum);
+    if (lane == 0)
+        room[threadIdx.x / 32] = sum;
+    __syncthreads();                    /* the sums of all warps are there */
+    sum = room[lane % WARPS];
+    for (int i = WARPS / 2; i; i /= 2)
+        sum += __shfl_xor_sync(FULL_WARP, sum, i);
+    const float inverse = rsqrtf(sum / (float)o.cols + o.eps), offset = o.w ? o.offset : 0;
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS; i++) {
+        const int k = (i * THREADS + threadIdx.x) * NORM_RUN;
+        if (!has_run(i, o.cols) || k >= o.cols)
+            continue;
         float y[NORM_RUN];
         uint32_t pair[NORM_RUN / 2];
 #pragma unroll
@@ -370,8 +433,6 @@ DEVICE void norm_row(norm_runs &v, const norm_runs &w, const struct gpu_norm &o,
 #pragma unroll
         for (int j = 0; j < NORM_RUN / 2; j++)
             pair[j] = pack_half_clamped(y[j] * (1 / ACT_UNIT), y[j + NORM_RUN / 2] * (1 / ACT_UNIT));
-        if (k >= o.cols)
-            continue;
         *reinterpret_cast<uint4 *>(act + k) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
 #pragma unroll
         for (int j = 0; j < NORM_RUN; j += 4)
@@ -379,6 +440,16 @@ DEVICE void norm_row(norm_runs &v, const norm_runs &w, const struct gpu_norm &o,
                 *reinterpret_cast<float4 *>(normed + k + j) = make_float4(y[j], y[j + 1], y[j + 2], y[j + 3]);
     }
     __syncthreads();                    /* the row is there, and room can be written */
+}
+
+/* The factors of a norm. */
+DEVICE void load_factors(norm_runs &w, const struct gpu_norm &o)
+{
+    if (o.w)
+        return load_columns(w, o.w, o.cols);
+#pragma unroll
+    for (int i = 0; i < NORM_RUNS * NORM_RUN; i++)
+        w[i / NORM_RUN][i % NORM_RUN] = 1;
 }
 
 /* Copy n halves that other blocks have stored to shared memory; a multiple of 32. */
@@ -450,7 +521,7 @@ struct barrier {
     }
     /* Arrive after a stage whose results only the first warp has stored: the other warps go on, and
      * load what they need next. */
-    DEVICE void arrive_alone()
+    DEVICE void arrive_by_first_warp()
     {
         if (threadIdx.x < 32)
             grid_arrive_alone(arrived);
@@ -528,10 +599,10 @@ DEVICE void run_qkv(const block_room &r, const gpu_token_layer &l, const wide_ta
     units<TYPE, 1, linear_job<TYPE>> u;
     norm_runs v, w;
     u.begin(job);
-    load_runs<THREADS>(w, l.attn_norm.w, l.attn_norm.w ? o.hidden : 0, 1);
+    load_factors(w, l.attn_norm);
     if (!first)
         all.wait();
-    add_left(v, r.x(), { o.down_parts, first ? 0 : o.down.parts, 32 * o.down.n_tiles, o.scale }, o.hidden);
+    add_pending(v, r.x(), { o.down_parts, first ? 0 : o.down.parts, 32 * o.down.n_tiles, o.scale }, o.hidden);
     norm_row(v, w, l.attn_norm, r.act(), nullptr, r.sums());
     u.run(job, table, r.sums());
 }
@@ -552,9 +623,9 @@ DEVICE void norm_mixed(const block_room &r, const gpu_token_layer &l, const barr
 {
     const gpu_token_step &o = r.o;
     norm_runs v, w;
-    load_runs<THREADS>(w, l.mlp_norm.w, l.mlp_norm.w ? o.hidden : 0, 1);
+    load_factors(w, l.mlp_norm);
     all.wait();
-    add_left(v, r.x(), { o.o_parts, o.o.parts, 32 * o.o.n_tiles, o.scale }, o.hidden);
+    add_pending(v, r.x(), { o.o_parts, o.o.parts, 32 * o.o.n_tiles, o.scale }, o.hidden);
     norm_row(v, w, l.mlp_norm, r.act(), r.normed(), r.sums());
 }
 
@@ -583,14 +654,13 @@ DEVICE void choose(const block_room &r, const gpu_token_layer &l, const barrier 
     __syncthreads();                    /* the experts are there */
 }
 
-/* The only expert of a dense layer, which every thread knows without waiting. */
+/* The only expert of a dense layer.  Barriers of other stages follow before it is read. */
 DEVICE void choose_dense(const block_room &r, const gpu_token_layer &l)
 {
     if (threadIdx.x == 0) {
         r.experts()[0] = chosen_of(l, 0, 0, 1);
         *r.n_chosen() = 1;
     }
-    __syncthreads();                    /* the expert is there */
 }
 
 template <int TYPE, bool NORMS>
@@ -635,20 +705,6 @@ DEVICE void complete_layer(gpu_token_layer &l, const block_room &r)
     l.route.choice.weight = l.up.choice.weight = r.weight();
 }
 
-/* Copy the thread's columns of a row, the same as in add_left(). */
-DEVICE void copy_row(float *to, const float *from, int cols)
-{
-    norm_runs v;
-    load_runs<THREADS>(v, from, cols, 0);
-#pragma unroll
-    for (int i = 0; i < NORM_RUNS; i++)
-#pragma unroll
-        for (int j = 0; j < NORM_RUN; j += 4)
-            if ((i * THREADS + (int)threadIdx.x) * NORM_RUN < cols)
-                *reinterpret_cast<float4 *>(to + (i * THREADS + threadIdx.x) * NORM_RUN + j) =
-                    make_float4(v[i][j], v[i][j + 1], v[i][j + 2], v[i][j + 3]);
-}
-
 template <int TYPE> __global__ __launch_bounds__(THREADS, 1)
 void one_token_kernel(gpu_token_step given)
 {
@@ -668,7 +724,9 @@ void one_token_kernel(gpu_token_step given)
     __syncthreads();                    /* the arguments are there */
     copy_layer(&r.layer(0), o.layers);
     copy_wait<0>();
-    copy_row(r.x(), o.x, o.hidden);
+    norm_runs v;
+    load_columns(v, o.x, o.hidden);
+    store_columns(r.x(), v, o.hidden);
     __syncthreads();                    /* the first layer is there */
     if (threadIdx.x == 0)
         complete_layer(r.layer(0), r);
@@ -677,36 +735,36 @@ void one_token_kernel(gpu_token_step given)
     for (int i = 0; i < o.n; i++) {
         const gpu_token_layer &l = r.layer(i);
         run_qkv<TYPE>(r, l, table, all, i == 0);
-        all.arrive_alone();
+        all.arrive_by_first_warp();
         o.group > GPU_TOKEN_FEW ? attend<GPU_TOKEN_GROUP>(l.attention, r.room(), all)
                                 : attend<GPU_TOKEN_FEW>(l.attention, r.room(), all);
         all.arrive();
         if (i + 1 < o.n)                /* over the layer before, which no thread reads now */
             copy_layer(&r.layer(i + 1), o.layers + i + 1);
+        if (!l.route.n_experts)
+            choose_dense(r, l);
         run_o<TYPE>(r, l, table, all);
-        all.arrive_alone();
+        all.arrive_by_first_warp();
         /* copy_act() has waited for the next layer, and other threads read it after barriers */
         if (i + 1 < o.n && threadIdx.x == 0)
             complete_layer(r.layer(i + 1), r);
         if (l.route.n_experts) {
             run_router(r, l, all);
-            all.arrive_alone();
+            all.arrive_by_first_warp();
             choose(r, l, all);
             run_up<TYPE, false>(r, l, table, all);
         } else {
-            choose_dense(r, l);
             run_up<TYPE, true>(r, l, table, all);
         }
-        all.arrive_alone();
+        all.arrive_by_first_warp();
         run_down<TYPE>(r, l, table, all);
-        all.arrive_alone();
+        all.arrive_by_first_warp();
     }
     if (blockIdx.x != 0)
         return;
     all.wait();
-    norm_runs v;
-    add_left(v, r.x(), { o.down_parts, o.down.parts, 32 * o.down.n_tiles, o.scale }, o.hidden);
-    copy_row(o.x, r.x(), o.hidden);
+    add_pending(v, r.x(), { o.down_parts, o.down.parts, 32 * o.down.n_tiles, o.scale }, o.hidden);
+    store_columns(o.x, v, o.hidden);
     grid_reset(o.arrived);              /* all blocks have arrived for the last time */
 }
 

@@ -316,13 +316,14 @@ int gpu_attn_latent(struct gpu *g, const struct gpu_attention *o, struct err *e)
 
 /* ---- all layers of a step of one token ---- */
 
-/* Turns of tiles, divided evenly: of all n_tiles * per_tile turns block i has `share` from
- * i * share on, so that blocks may have parts of a tile, and a tile at most `parts`.  Sums of parts
- * are stored in [parts][32 * n_tiles]; those that no block has are zeros. */
-enum { GPU_TURN_PARTS = 4 };
-struct gpu_turns { int n_tiles, per_tile, share, parts; };
 /* x / n as x * GPU_INVERSE(n) >> 31, if x * n is below 2^31: a division takes 20 instructions. */
 #define GPU_INVERSE(n) ((uint32_t)((0x80000000u + (uint32_t)(n) - 1) / (uint32_t)(n)))
+
+/* Turns of tiles, divided evenly: of all n_tiles * per_tile turns block i has `share` from
+ * i * share on.  A tile may be shared by up to `parts` blocks.  Sums of parts are stored in
+ * [parts][32 * n_tiles]; those that no block has are zeros. */
+enum { GPU_TURN_PARTS = 4 };
+struct gpu_turns { int n_tiles, per_tile, share, parts; uint32_t by_share /* GPU_INVERSE(share) */; };
 static inline struct gpu_turns gpu_turns_divide(int n_tiles, int per_tile, int blocks)
 {
     const int all = n_tiles * per_tile;
@@ -333,7 +334,7 @@ static inline struct gpu_turns gpu_turns_divide(int n_tiles, int per_tile, int b
             most = parts > most ? parts : most;
         }
         if (most <= GPU_TURN_PARTS) {
-            const struct gpu_turns d = { n_tiles, per_tile, share, most };
+            const struct gpu_turns d = { n_tiles, per_tile, share, most, GPU_INVERSE(share) };
             return d;
         }
     }
@@ -379,8 +380,8 @@ struct gpu_token_layer {
  * experts; room: for attention, or to choose experts. */
 struct gpu_token_room { uint32_t step, layers, x, normed, act, sums, choice, room; };
 enum { GPU_TOKEN_WARPS = 16 };
-/* Query heads of a job of attention: four are what registers allow, and two cost no more compile
- * time than one. */
+/* A job of attention has up to four query heads, since more do not fit in registers; the smaller
+ * variant has two, since one would compile no faster. */
 enum { GPU_TOKEN_FEW = 2, GPU_TOKEN_GROUP = 4 };
 static inline int gpu_token_group(int share, int n_splits, int n_sms)
 {

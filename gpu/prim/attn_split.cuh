@@ -126,13 +126,11 @@ template <int WARPS> DEVICE void copy_split(const split_copy &c, const gpu_atten
 {
     enum { CHUNK = 16 };
     const int part = (int)o.kv.blocks.part, chunks = 2 * part / CHUNK;
-    for (int p0 = j.from; p0 < j.to; p0 += KV_BLOCK) {
-        const uint8_t *from = kv_keys(j.kv, o.kv.blocks, p0);
-        const int at = (p0 - j.start) / KV_BLOCK * part;
-        for (int i = threadIdx.x; i < chunks; i += WARPS * 32) {
-            const int byte = i * CHUNK;
-            copy_async(byte < part ? c.keys + at + byte : c.values + at + byte - part, from + byte);
-        }
+    for (int i = threadIdx.x; i < chunks; i += WARPS * 32) {
+        const int byte = i * CHUNK;
+        uint8_t *to = (byte < part ? c.keys + byte : c.values + byte - part) + (j.from - j.start) / KV_BLOCK * part;
+        for (int p0 = j.from; p0 < j.to; p0 += KV_BLOCK, to += part)
+            copy_async(to, kv_keys(j.kv, o.kv.blocks, p0) + byte);
     }
     copy_commit();
 }

@@ -14,11 +14,11 @@
 
 #include "gpu/prim/prim.cuh"
 
-/* One thread counts its block, after what other threads have written for it. */
+/* One thread counts its block.  The release covers all writes that a barrier has ordered before it,
+ * by whatever thread of the block. */
 DEVICE void count_arrival(unsigned *arrived)
 {
     unsigned *const mine = arrived + blockIdx.x % GPU_GRID_COUNTERS * GPU_GRID_LINE;
-    __threadfence();
     EITHER(asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(mine) : "memory"), emulated_grid_arrive(mine));
 }
 

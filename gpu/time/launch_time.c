@@ -3,7 +3,7 @@
 
 #include <math.h>
 
-#include "gpu/prim/operands.h"
+#include "gpu/kernels/operations.h"
 
 enum { SCHEDULERS = 4, REGISTERS = 65536, MOST_BLOCKS = 32, OWN_SHARED = 1024 /* that a block takes besides */,
        /* of a multiprocessor and cycle: bytes of shared memory, exponentials (CUDA programming

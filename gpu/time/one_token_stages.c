@@ -9,9 +9,16 @@
 
 enum {
     THREADS = 32 * GPU_TOKEN_WARPS,
-    /* cycles after the last product of a unit: its sums, a barrier, sums of 16 warps, a store */
-    REDUCE = 150,
-    COPY = 40,                          /* a barrier after activations have arrived */
+    /* of nvcc's code for sm_90, along the path of a warp: cycles of the first warp after the last
+     * product of a unit (sums, a barrier, sums of 16 warps, a store); cycles of a copy of
+     * activations and a barrier; instructions of a warp in a stage outside of its turns (gate and
+     * up: twice as many), for a norm of a run of columns, and to start the copies of a split */
+    REDUCE = 250,
+    COPY = 150,
+    OUTSIDE = 110,
+    NORM = 130,
+    NORM_WAITS = 200,                   /* cycles of shuffles and barriers that nothing hides */
+    START_COPIES = 320,
     CHOSEN = 100,                       /* addresses of the chosen experts, and a barrier */
 };
 
@@ -53,7 +60,7 @@ static int matrices_take(const struct walk *w, int index)
             m->n_tiles != same[i]->n_tiles || m->cols_padded != same[i]->cols_padded)
             return 0;
     }
-    return w->m->config.ff[index] != FF_MOE || (l->router.w.type == QT_F32 && !l->experts->down.bias);
+    return w->m->config.ff[index] == FF_MOE ? l->router.w.type == QT_F32 && !l->experts->down.bias : !l->down.bias;
 }
 
 static int chooses(const struct moe *m)
@@ -112,12 +119,17 @@ static void stage(struct token_walk *t, struct timed_launch l)
     walk_add(t->w, l);
 }
 
+/* Cycles in which n warps issue these instructions, while others do nothing. */
+static double issue_cycles(const struct token_walk *t, double instructions, int n)
+{
+    return instructions * ceil(n / 4.0) / t->w->g->issue_share;
+}
+
 /* Cycles until all warps have issued the loads of their first turns: those of a scheduler one after
  * the other. */
 static double place_cycles(const struct token_walk *t, const struct mat *m)
 {
-    return 2 * (t->each - t->products) * GPU_TURN_STEPS(m->type) * loads_of(m) * GPU_TOKEN_WARPS / 4 /
-           t->w->g->issue_share;
+    return issue_cycles(t, 2 * (t->each - t->products) * GPU_TURN_STEPS(m->type) * loads_of(m), GPU_TOKEN_WARPS);
 }
 
 /* Turns of blocks that have equally many: the first of each warp are loaded ahead. */
@@ -129,7 +141,8 @@ static void count_turns(const struct token_walk *t, struct timed_launch *l, cons
     l->active = ceil_of(d->n_tiles * d->per_tile, d->share);
     /* the first turns are loaded before the barrier; the loads of a turn have been counted for two
      * matrices */
-    l->issue = l->active * steps * loads * (t->products * d->share + 2 * (t->each - t->products) * (d->share - first));
+    l->issue = l->active * steps * loads * (t->products * d->share + 2 * (t->each - t->products) * (d->share - first)) +
+               (double)l->active * OUTSIDE * GPU_TOKEN_WARPS;
     l->turns = ceil((double)d->share / GPU_TOKEN_WARPS);
     l->turn_memory = 1;
     l->turn_cycles = t->each * steps * loads;
@@ -143,8 +156,12 @@ static void count_turns(const struct token_walk *t, struct timed_launch *l, cons
 /* Every block adds the parts that a stage has left to the residual, and norms it. */
 static void count_norm(const struct token_walk *t, struct timed_launch *l, const struct gpu_turns *left)
 {
-    l->setup_cycles += SUM_CYCLES;
-    l->arriving = t->w->g->l2_cycles + SUM_CYCLES;
+    const int cols = t->w->m->config.hidden_size, a_warp = 256, most = a_warp * GPU_TOKEN_WARPS;
+    double cycles = NORM_WAITS;
+    for (int rest = cols; rest > 0; rest -= most)
+        cycles += issue_cycles(t, NORM, (int)ceil_of(rest < most ? rest : most, a_warp));
+    l->setup_cycles += cycles;
+    l->arriving = t->w->g->l2_cycles + cycles;
     l->l2_bytes += left ? 4.0 * t->same.blocks * left->parts * t->w->m->config.hidden_size : 0;
     l->bytes += 4.0 * t->w->m->config.hidden_size;
 }
@@ -166,7 +183,8 @@ static void add_qkv(struct token_walk *t, const struct layer *l, int first)
 
 static void add_attention(struct token_walk *t, int index)
 {
-    enum { AT_ONCE = 8, PREPARE_CYCLES = 200, STEP_UNIT_BYTES = 16 * 32 };
+    /* a warp prepares a head alone: its instructions follow each other */
+    enum { AT_ONCE = 8, PREPARE_CYCLES = 700, STEP_UNIT_BYTES = 16 * 32 };
     const struct walk *w = t->w;
     const struct config *c = &w->m->config;
     const int share = c->n_heads / c->n_kv_heads, dim = c->head_dim,
@@ -182,8 +200,10 @@ static void add_attention(struct token_walk *t, int index)
         /* products, half an instruction to convert an element, and copies: as in attn_decode.cu */
         .issue = kv / 2 * passes * (group + 0.5) / 32 + kv * passes / STEP_UNIT_BYTES * 8,
         .shared_bytes = kv * passes + 8.0 * jobs * (THREADS / (dim / 4)) * group * dim,
-        .setup_memory = 1, .setup_cycles = PREPARE_CYCLES, .early = kv * passes / jobs,
+        /* the parts; then the angles, after them */
+        .setup_memory = 1, .setup_l2 = 1, .setup_cycles = PREPARE_CYCLES, .early = kv * passes / jobs,
         .early_l2 = 1,                  /* the block tables */
+        .early_cycles = issue_cycles(t, START_COPIES, GPU_TOKEN_WARPS),
         .alone_l2 = (n_splits > 1 ? 2 : 0) + ceil((double)n_splits / AT_ONCE) });
 }
 
@@ -224,7 +244,7 @@ static void add_up(struct token_walk *t, const struct mat *const mats[3], const 
     s.done = 8 * s.flop;
     s.l2_bytes = s.bytes;
     s.active = units < (int)t->same.blocks ? (unsigned)units : t->same.blocks;
-    s.issue = t->each * s.active * per_block * turns * steps * loads;
+    s.issue = s.active * (per_block * t->each * turns * steps * loads + 2 * OUTSIDE * GPU_TOKEN_WARPS);
     if (!m)                             /* the first ones are loaded before the barrier */
         s.issue -= (t->each - t->products) * s.active * fmin(turns, GPU_TOKEN_WARPS) * steps * loads;
     s.turns = per_block * ceil((double)turns / GPU_TOKEN_WARPS);

@@ -284,7 +284,7 @@ static void linear(struct walk *w, const char *what, const struct linear *const 
 
 /* ---- rows ---- */
 
-enum { ROWS_BLOCK = 256 };
+enum { ROWS_BLOCK = 256, SUM_CYCLES = 250 /* two barriers, shuffles and 16 loads */ };
 
 /* plain: an RMS norm without a residual. */
 static void norm(struct walk *w, const char *what, int n, int cols, int plain)

@@ -13,7 +13,6 @@ enum {
     STEP_UNIT = 16 * 32,        /* bytes of a step that the lanes of a warp load at a time */
     STEP_WORDS = TILE_ROWS * 32,        /* weights of a tile in a step */
     PAD = 36,                   /* floats of a row of sums */
-    SUM_CYCLES = 250,           /* of a row's norm: two barriers, shuffles and 16 loads */
 };
 
 struct walk {

@@ -13,7 +13,7 @@
 #pragma weak emulated_watch             /* a GPU does not tell its launches */
 #pragma weak emulated_graphs
 
-enum { N_BLOCKS = 32, MAX_TOKENS = 400, MORE = 4, MOST_OWNED = 7 * 8 + 4 * (3 * 128 + 1) };
+enum { N_BLOCKS = 32, MAX_TOKENS = 400, MORE = 4, MOST_OWNED = 11 * 8 + 4 * (3 * 128 + 1) };
 
 static int n_launches, is_open;         /* is_open: the last backend has such steps */
 
@@ -265,7 +265,7 @@ static void experts(void **state)
                                       .normalize = 1, .scale = 1 },
                             many = { .n_experts = 128, .top_k = 8, .intermediate_size = 128, .router = ROUTER_SIGMOID,
                                      .normalize = 1, .scale = 2.5f, .norm_add = 1e-20f };
-    static const struct { struct moe moe; enum qtype type; int group; const char *what; } cases[] = {
+    const struct { struct moe moe; enum qtype type; int group; const char *what; } cases[] = {
         { plain, QT_NL4, 32, "2 of 6 experts" }, { many, QT_NL4, 32, "8 of 128 experts, sigmoid" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -299,6 +299,49 @@ static void others(void **state)
     release(m, owned, n);
 }
 
+/* With three blocks: down of a dense layer has 12 turns, 4 a block; o of i8 has 8; down of experts
+ * has more turns in a tile than a block has warps. */
+static void divided(void **state)
+{
+    (void)state;
+    static const struct moe wide = { .n_experts = 40, .top_k = 8, .intermediate_size = 384,
+                                     .router = ROUTER_SOFTMAX, .normalize = 1, .scale = 1 };
+    for (int i = 0; i < 3; i++) {
+        void *owned[MOST_OWNED];
+        struct model *m = load("tiny", QT_F16);
+        const enum qtype type = i == 1 ? QT_I8 : QT_NL4;
+        int n = quantize_dense(m, type, 32, owned);
+        n += add_biases(m, owned + n);
+        m->config.residual_scale = 0.5f;
+        if (i == 2)
+            n += make_experts(m, type, 32, wide, owned + n);
+        n_sms = 3;
+        compare(m, 20, i == 0, i == 1 ? MAYBE : 1, i == 2 ? "8 of 40 experts, divided" : "divided");
+        n_sms = 0;
+        release(m, owned, n);
+    }
+}
+
+/* Each turn is one block's, and the parts of a tile follow each other. */
+static void turns(void **state)
+{
+    (void)state;
+    for (int n_tiles = 1; n_tiles <= 200; n_tiles += 1 + n_tiles / 7)
+        for (int per_tile = 1; per_tile <= 60; per_tile += 1 + per_tile / 5)
+            for (int blocks = 1; blocks <= 132; blocks += 1 + blocks / 3) {
+                const struct gpu_turns d = gpu_turns_divide(n_tiles, per_tile, blocks);
+                int most = 0;
+                assert_true((long)d.share * blocks >= (long)n_tiles * per_tile);
+                for (int i = 0; i < n_tiles; i++) {
+                    const int first = i * per_tile / d.share, last = ((i + 1) * per_tile - 1) / d.share;
+                    most = last - first + 1 > most ? last - first + 1 : most;
+                    assert_int_equal((uint64_t)(i * per_tile) * d.by_share >> 31, first);
+                }
+                assert_int_equal(most, d.parts);
+                assert_in_range(d.parts, 1, GPU_TURN_PARTS);
+            }
+}
+
 /* Drawn tokens come from a graph that is recorded once and replayed. */
 static void graph(void **state)
 {
@@ -329,7 +372,8 @@ static void graph(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(dense), cmocka_unit_test(window), cmocka_unit_test(wide_heads),
-                                        cmocka_unit_test(experts), cmocka_unit_test(others), cmocka_unit_test(graph) };
+                                        cmocka_unit_test(experts), cmocka_unit_test(divided), cmocka_unit_test(turns),
+                                        cmocka_unit_test(others), cmocka_unit_test(graph) };
     if (getenv("ZSE_ONLY"))
         cmocka_set_test_filter(getenv("ZSE_ONLY"));
     return device_usable() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
