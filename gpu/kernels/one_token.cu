@@ -23,9 +23,11 @@
  *          a block.  Each warp loads its first turn before it waits at the barrier: these are
  *          nearly all weights of qkv and o, of which a multiprocessor of an H200 has 42 and 34 KB
  *          (Qwen3-30B-A3B, nl4), and half of those of down
- * limit    HBM for gate and up (3.1 us) and down; instructions for qkv and o (64 for 16 bytes of
- *          nl4 and lane); and the barriers: a fence, a count and a load of the counter, which
- *          take three times the latency of L2, .43 us on an H200 (calculated)
+ * limit    instructions, of which all 16 warps run the same: 66 for 16 bytes of nl4 and lane in the
+ *          turns, and 100 to 300 in each stage beside them, at 7 cycles each (norms, and the
+ *          addresses of copies before attention); and the barriers: a fence, a count and a load of
+ *          the counter, three times the latency of L2, .45 us on an H200 (calculated).  HBM would
+ *          allow 3.1 us for gate and up, and 6.7 us a layer
  * checked  tests/unit/t-gpu-one-token.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/prim.cuh"
