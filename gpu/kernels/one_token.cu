@@ -64,8 +64,8 @@ template <int TYPE, int N> struct turn {
     float scale[N][4];
 };
 
-/* Where a turn is: its tile's bytes, its first step, and its activations in shared memory; weight:
- * a factor on its sums. */
+/* The place of a turn: the bytes of its tile, its first step, and its activations in shared memory.
+ * Its sums are multiplied by `weight`. */
 template <int N> struct turn_place { const uint8_t *data[N]; int step; const uint16_t *act; float weight; };
 
 template <int TYPE, int N> DEVICE void load_turn(turn<TYPE, N> &u, const turn_place<N> &p, const gpu_mat &m, int g,
@@ -128,8 +128,8 @@ template <int TYPE, int N, class JOB> struct units {
             weight = at.weight;
         }
     }
-    /* Start to load the first turn.  All members are set, because a warp may have no turn: the
-     * compiler would keep the registers of what is not set through all other stages. */
+    /* Start to load the first turn.  A warp may have none, but all members are set: the compiler
+     * keeps the register of a member that is not set through all other stages. */
     DEVICE void begin(const JOB &job)
     {
         u = {};

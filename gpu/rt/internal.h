@@ -15,8 +15,9 @@
 
 #include "gpu/rt/emulate.h"
 
-/* the most shared memory of a block: on an sm_86 or sm_89; and on 9.0, for kernels of 9.0 alone,
- * whose names end in "hopper", and launches that ask what fits (blocks_together()) */
+/* The most shared memory of a block, on any device (sm_86 and sm_89 have the least), and on compute
+ * capability 9.0.  Only kernels of 9.0, whose names end in "hopper", and launches that ask first
+ * (blocks_together()) may take the latter. */
 enum { EMULATED_THREADS = 1024, EMULATED_SHARED_ANY = 99 << 10, EMULATED_SHARED = 227 << 10 };
 /* Number of multiprocessors; each holds one block of a launch_together(). */
 enum { EMULATED_SMS = 4 };

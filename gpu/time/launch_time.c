@@ -76,7 +76,7 @@ double timed_gap(const struct timed_gpu *g) { return g->dependent_s > 0 ? g->dep
 /* A barrier: the fence after a block's last store, the count, and the load that sees it.  L2 counts
  * one arrival at a counter in a cycle (assumed). */
 enum { FENCE = 1, COUNT_AND_LOAD = 2 /* latencies of L2 */ };
-double timed_barrier(const struct timed_gpu *g)
+static double barrier_seconds(const struct timed_gpu *g)
 {
     return ((FENCE + COUNT_AND_LOAD) * g->l2_cycles + (double)g->n_sms / GPU_GRID_COUNTERS) / g->clock;
 }
@@ -84,7 +84,7 @@ double timed_barrier(const struct timed_gpu *g)
 /* The time before a launch, or a stage, from the end of the one before it. */
 static double time_before(const struct timed_gpu *g, const struct timed_launch *before, const struct timed_launch *l)
 {
-    return l->stage > 0 ? timed_barrier(g)
+    return l->stage > 0 ? barrier_seconds(g)
            : l->follows && !l->together && !(before && before->together) ? timed_gap(g) : g->launch_s;
 }
 

@@ -7,8 +7,7 @@
  * run in rounds of as many as fit on the device.  First weights that a dependent launch loads while
  * memory would be idle take no time.  A launch whose blocks meet at barriers is listed as its
  * stages, with the time of a barrier between them.  The list follows layers.c, one_token.c and
- * step.c of gpu/backend;
- * tests/unit/t-gpu-time.c compares it with what the backend launches. */
+ * step.c of gpu/backend; tests/unit/t-gpu-time.c compares it with what the backend launches. */
 #ifndef ZSE_GPU_TIME_LAUNCH_TIME_H
 #define ZSE_GPU_TIME_LAUNCH_TIME_H
 
@@ -106,10 +105,8 @@ struct timed_cost { double seconds, roof_s; const char *limit; };
  * weights; NULL: none.  The launch itself may then take less than its roof, but a step does not. */
 struct timed_cost timed_launch_cost(const struct timed_gpu *g, const struct timed_launch *before,
                                     const struct timed_launch *l);
-/* The time from the end of a kernel of a step to the start of the next, and from the last arrival
- * at a barrier of all blocks to the end of their waits. */
+/* The time from the end of a kernel of a step to the start of the next. */
 double timed_gap(const struct timed_gpu *g);
-double timed_barrier(const struct timed_gpu *g);
 
 /* Fill m with the configuration c, which becomes m's, and with matrices of this type in the shapes
  * that c implies, without data: embedding and head have 8 bits if the type has fewer, routers are

@@ -264,8 +264,8 @@ static void add_up(struct token_walk *t, const struct mat *const mats[3], const 
 
 static void add_down(struct token_walk *t, const struct mat *m, int n)
 {
-    struct timed_launch s = { .what = n > 1 ? "experts down" : "down", .part = TIMED_LINEAR, .bytes = n * (double)m->size,
-                              .flop = n * product(m, 1), .done = 8 * n * product(m, 1),
+    struct timed_launch s = { .what = n > 1 ? "experts down" : "down", .part = TIMED_LINEAR,
+                              .bytes = n * (double)m->size, .flop = n * product(m, 1), .done = 8 * n * product(m, 1),
                               .l2_bytes = n * ((double)m->size + 2.0 * t->same.blocks * m->cols),
                               .setup_cycles = COPY + REDUCE };
     count_turns(t, &s, &t->down, m);

@@ -66,6 +66,20 @@ static inline uint8_t *quantize(struct linear *l, enum qtype type, int group_siz
     return data;
 }
 
+/* Quantize the layers of load("tiny").  Returns the number of elements of `owned`, which the caller
+ * frees. */
+static inline int quantize_dense(struct model *m, enum qtype type, int group, void **owned)
+{
+    int n = 0;
+    for (int i = 0; i < m->config.n_layers; i++) {
+        struct layer *l = &m->layers[i];
+        struct linear *const all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down };
+        for (size_t k = 0; k < sizeof all / sizeof *all; k++)
+            owned[n++] = quantize(all[k], type, group);
+    }
+    return n;
+}
+
 enum { N_EXPERTS = 6, EXPERT_SIZE = 80, SHARED_SIZE = 300, MOST_EXPERT_MATS = 64 };
 
 /* Make a matrix of random numbers up to `most`, rounded to a type. */

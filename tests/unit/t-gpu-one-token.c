@@ -47,19 +47,6 @@ static float *random_floats(int n, struct rng *r)
     return x;
 }
 
-/* Quantize the layers of load("tiny"). */
-static int quantize_dense(struct model *m, enum qtype type, int group, void **owned)
-{
-    int n = 0;
-    for (int i = 0; i < m->config.n_layers; i++) {
-        struct layer *l = &m->layers[i];
-        struct linear *const all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down };
-        for (size_t k = 0; k < sizeof all / sizeof *all; k++)
-            owned[n++] = quantize(all[k], type, group);
-    }
-    return n;
-}
-
 /* Give q, k, v and o biases. */
 static int add_biases(struct model *m, void **owned)
 {

@@ -110,22 +110,10 @@ static void same_steps(const struct model *m, int wgmma)
     backend_gpu.close(b);
 }
 
-static int quantize_dense(struct model *m, enum qtype type, int group, uint8_t **owned)
-{
-    int n = 0;
-    for (int i = 0; i < m->config.n_layers; i++) {
-        struct layer *l = &m->layers[i];
-        struct linear *const all[] = { &l->q, &l->k, &l->v, &l->o, &l->gate, &l->up, &l->down };
-        for (size_t k = 0; k < sizeof all / sizeof *all; k++)
-            owned[n++] = quantize(all[k], type, group);
-    }
-    return n;
-}
-
 static void test_dense(void **state)
 {
     (void)state;
-    uint8_t *owned[7 * 8];
+    void *owned[7 * 8];
     struct model *m = load("tiny", QT_F16);
     const int n = quantize_dense(m, QT_NL4, 32, owned);
     same_steps(m, 0);
