@@ -39,7 +39,7 @@ template <int N> constexpr int THREADS = TEAMS<N> * WARPS * 32;
 static_assert(THREADS<1> == NORM_THREADS, "blocks norm the rows of sums");
 template <int N> constexpr int SUMS = WARPS * N * PAIRS * PAD_ROWS;     /* of a team */
 /* Blocks of a multiprocessor for which registers are limited, as in matvec.cu; 0: they are not. */
-template <int TYPE, int N> constexpr int RESIDENT = few_steps<TYPE, 1, N>::WHOLE && N == 1 ? BLOCKS_PER_SM : 0;
+template <int TYPE, int N> constexpr int RESIDENT = few_steps<TYPE, 1, N>::LIGHT && N == 1 ? BLOCKS_PER_SM : 0;
 
 /* Tile i of a list of n; none: no pairs. */
 DEVICE gpu_expert_tile tile_at(const gpu_expert_tile *tiles, int i, int n)

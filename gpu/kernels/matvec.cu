@@ -18,7 +18,8 @@
  *          slots in the time in which the bytes arrive.  Shared memory serves a load of a warp a
  *          cycle: with those of weights and activations 25 of the 27 to 30 cycles that a
  *          multiprocessor has (calculated)
- *          77 instructions of i4, 36 of i8: products of codes (prim/code_sums.cuh)
+ *          77 instructions of i4, 36 of i8: products of codes (prim/code_sums.cuh); 64 of m5 and
+ *          m6, whose two planes of codes are two loads
  * norm     up to 4 tokens: the last block norms the output, which saves a launch for a fence, the
  *          count of blocks in L2, and the load of the row
  * checked  tests/unit/t-gpu-matmul.c */
@@ -34,7 +35,7 @@ static_assert(WARPS<1> * 32 == NORM_THREADS && GPU_NORM_TOKENS <= 8, "blocks nor
 /* Blocks of a multiprocessor for which registers are limited; 0: they are not.  Two blocks are
  * worth the registers of i4 that are spilled. */
 template <int TYPE, int TOKENS8, int N>
-constexpr int RESIDENT = few_steps<TYPE, TOKENS8, N>::WHOLE && TOKENS8 == 1 ? 2 : 0;
+constexpr int RESIDENT = few_steps<TYPE, TOKENS8, N>::LIGHT && TOKENS8 == 1 ? 2 : 0;
 
 /* TOKENS8: tokens / 8; N: number of matrices multiplied at the same time (2: gate and up); NORM:
  * the last block norms the output.  The call takes registers, so others do not have it. */

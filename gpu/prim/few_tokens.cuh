@@ -37,9 +37,11 @@ template <int TYPE, int TOKENS8, int N> struct few_steps {
     static constexpr int LOADS = format<TYPE>::raw * N,
                          STEPS = LOADS >= 8 ? 1 : LOADS >= 4 || (CODES && LOADS == 2 * N) ? 2 : 4;
     /* whether a turn is a unit of four groups of 32 k, whose scales are loaded at once */
-    static constexpr bool UNITS = BY_UNITS<TYPE> && STEPS == UNIT_STEPS;
+    static constexpr bool UNITS = HAS_UNITS<TYPE> && STEPS == UNIT_STEPS;
     /* whether all steps of a turn exist (few_end()) */
     static constexpr bool WHOLE = UNITS || CODES;
+    /* whether two blocks are worth the registers that are spilled: not with two planes of codes */
+    static constexpr bool LIGHT = WHOLE && (CODES || format<TYPE>::raw == 1);
     /* whether a turn's activations are loaded before it: elsewhere registers are scarce */
     static constexpr bool EARLY = TOKENS8 == 1 && N == 2;
     raw_step<TYPE> raw[N][STEPS];
@@ -59,8 +61,11 @@ DEVICE void few_load_weights(few_steps<TYPE, TOKENS8, N> &s, const uint8_t *cons
         const uint8_t *scales = unit_scales<TYPE>(data[i], (unsigned)first / UNIT_STEPS, g);
         s.scales[i] = load16(scales);
 #pragma unroll
-        for (int k = 0; k < steps::STEPS; k++)
+        for (int k = 0; k < steps::STEPS; k++) {
             s.raw[i][k].code[0] = load_stream(unit_codes<TYPE>(scales, k, t));
+            if constexpr (format<TYPE>::raw == 2)
+                s.raw[i][k].code[1] = load_stream(unit_second<TYPE>(scales, k, t));
+        }
     }
     if constexpr (steps::CODES) {
 #pragma unroll

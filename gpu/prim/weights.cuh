@@ -122,11 +122,12 @@ template <int TYPE> DEVICE void load_step(raw_step<TYPE> &r, const uint8_t *tile
 }
 
 /* Whether the units of a format are four steps with one group of scales each, at fixed distances: a
- * lane loads the scales of a unit with 16 bytes. */
+ * lane loads the scales of a unit with 16 bytes.  BY_UNITS: with one plane of codes. */
 template <int TYPE>
-constexpr bool BY_UNITS = format<TYPE>::scales == SCALE_S8 && format<TYPE>::extras == EXTRA_NONE &&
-                          format<TYPE>::raw == 1 && format<TYPE>::halves == 1 && !format<TYPE>::wide &&
-                          !format<TYPE>::base3;
+constexpr bool HAS_UNITS = format<TYPE>::scales == SCALE_S8 && format<TYPE>::extras == EXTRA_NONE &&
+                           format<TYPE>::bits < 8 && format<TYPE>::halves == 1 && !format<TYPE>::wide &&
+                           !format<TYPE>::base3;
+template <int TYPE> constexpr bool BY_UNITS = HAS_UNITS<TYPE> && format<TYPE>::raw == 1;
 enum { UNIT_STEPS = 4 };
 template <int TYPE> constexpr int STEP_CODES = format<TYPE>::bits * 128;          /* bytes */
 template <int TYPE> constexpr int UNIT_BYTES = UNIT_STEPS * (TILE_OF_ROWS + STEP_CODES<TYPE>);
@@ -139,6 +140,12 @@ template <int TYPE> DEVICE const uint8_t *unit_scales(const uint8_t *tile, int u
 template <int TYPE> DEVICE const uint8_t *unit_codes(const uint8_t *scales, int k, int t)
 {
     return scales + UNIT_STEPS * TILE_OF_ROWS + k * STEP_CODES<TYPE> + (format<TYPE>::bits < 4 ? t >> 1 : t) * 128;
+}
+/* The same of the second plane of codes. */
+template <int TYPE> DEVICE const uint8_t *unit_second(const uint8_t *scales, int k, int t)
+{
+    return scales + UNIT_STEPS * TILE_OF_ROWS + k * STEP_CODES<TYPE> + format<TYPE>::plane * 128 +
+           (format<TYPE>::bits == 6 ? t >> 1 : 0) * 128;
 }
 
 /* 0x6400 | n is 1024 + n in f16, for n < 1024. */
