@@ -34,7 +34,7 @@ struct page {
     bool synchronizes[GRAINS];          /* it is in a word of `words` */
     bool constant[GRAINS];              /* a thread has loaded it by way of the read-only cache */
 };
-/* A word that atomics or ld.acquire access, and the times of each block's last one.  known[b]: the
+/* A word that atomics or polls access, and the times of each block's last one.  known[b]: the
  * times of the atomics before the last one of block b: atomics of one word have an order. */
 struct synchronization { times published, atomics, polls, known[N_SMS]; };
 
@@ -144,6 +144,8 @@ void order_synchronize(uint64_t p, enum access a, unsigned semantics)
     if (semantics & RELEASE)
         c.now.of[me]++;
 }
+
+void order_store(uint64_t p) { words[p / 4].published = clocks[vm.block_index].fenced; }
 
 void order_fence()
 {

@@ -96,7 +96,7 @@ void region_remove(void *p)
 
 const char *verb(enum access a)
 {
-    return a == READ ? "read" : a == WRITE ? "write" : a == ATOMIC ? "atomic" : "ld.acquire";
+    return a == READ ? "read" : a == WRITE ? "write" : a == ATOMIC ? "atomic" : "poll";
 }
 
 uint8_t *global_pointer(const op &o, int lane, uint64_t p, size_t n, enum access a)
@@ -285,9 +285,10 @@ template <int N> static handler store_of(enum type t)
 
 static bool is_shared(const uint8_t *p) { return (uint64_t)p - (uint64_t)vm.shared < vm.shared_size; }
 
-/* ld.acquire.  A lane that reads the same word as its last one, at the same address, and finds the
- * same value has polled without success: it waits until the other threads have had their turn. */
-template <class T> static void load_acquire(warp &w, const op &o, uint32_t on)
+/* ld.acquire or ld.relaxed of a scope above the block.  A lane that reads the same word as its last
+ * one, at the same address, and finds the same value has polled without success: it waits until the
+ * other threads have had their turn. */
+template <class T, unsigned SEMANTICS> static void load_poll(warp &w, const op &o, uint32_t on)
 {
     uint32_t failed = 0;
     EACH_LANE(i, on) {
@@ -296,7 +297,7 @@ template <class T> static void load_acquire(warp &w, const op &o, uint32_t on)
         memcpy(&v, p, sizeof v);
         lane_of<T>(w.file, o.more[0], (int)i) = v;
         if (vm.together && !is_shared(p))
-            order_synchronize((uint64_t)p, POLL, ACQUIRE);
+            order_synchronize((uint64_t)p, POLL, SEMANTICS);
         auto &last = w.polled[i];
         if (last.pc == w.pc && last.address == (uint64_t)p && last.value == v)
             failed |= 1u << i;
@@ -309,6 +310,18 @@ template <class T> static void load_acquire(warp &w, const op &o, uint32_t on)
     w.at_poll |= failed;
     w.parked |= failed;
     regroup(w);
+}
+
+/* st.relaxed of a scope above the block. */
+template <class T> static void store_relaxed(warp &w, const op &o, uint32_t on)
+{
+    EACH_LANE(i, on) {
+        const T v = lane_of<T>(w.file, o.more[0], (int)i);
+        uint8_t *const p = pointer(w, o, o.a[1], (int)i, sizeof v, ATOMIC);
+        memcpy(p, &v, sizeof v);
+        if (vm.together && !is_shared(p))
+            order_store((uint64_t)p);
+    }
 }
 
 template <class T> static T bits(T a, T b, bool both)
@@ -487,10 +500,15 @@ static bool decode_access(assembler &as, const statement &s, op &o)
         o.more.push_back(is_load ? target(x, o.wide) : source(as, x, o.wide));
     if (bits_of(t) == 64 && !o.wide)
         return false;
-    if (s.has("acquire") && !s.has("cta")) {
-        o.run = n > 1 || o.space == SHARED ? nullptr : t == U32 || t == B32 ? load_acquire<uint32_t>
-                : t == U64 || t == B64 ? load_acquire<uint64_t> : nullptr;
-        return o.run != nullptr;
+    const bool relaxed = s.has("relaxed");
+    if ((s.has("acquire") || s.has("release") || relaxed) && !s.has("cta")) {
+        const bool wide = t == U64 || t == B64;
+        if (n > 1 || o.space == SHARED || (!wide && t != U32 && t != B32) || (!is_load && !relaxed))
+            return false;
+        o.run = !is_load  ? wide ? store_relaxed<uint64_t> : store_relaxed<uint32_t>
+                : relaxed ? wide ? load_poll<uint64_t, 0> : load_poll<uint32_t, 0>
+                : wide    ? load_poll<uint64_t, ACQUIRE> : load_poll<uint32_t, ACQUIRE>;
+        return true;
     }
     o.run = is_load ? n == 1 ? load_of<1>(t) : n == 2 ? load_of<2>(t) : load_of<4>(t)
                     : n == 1 ? store_of<1>(t) : n == 2 ? store_of<2>(t) : store_of<4>(t);

@@ -123,7 +123,7 @@ struct warp {
     int lane_pc[LANES];                 /* addresses of the lanes that are not active */
     uint32_t at_barrier[N_BARRIERS], at_phase, carry;
     uint32_t phase_of[LANES];           /* the mbarrier that a lane of at_phase waits for */
-    /* at_poll: lanes whose last ld.acquire read the same value as the one before.  woken: lanes
+    /* at_poll: lanes whose last poll read the same value as the one before.  woken: lanes
      * that were at_poll and run to poll again. */
     uint32_t at_poll, woken;
     struct { int pc; uint64_t address, value; } polled[LANES];
@@ -189,7 +189,7 @@ static inline uint64_t address_of(const warp &w, const op &o, uint32_t at, int i
 
 /* ---- memory ---- */
 
-enum access { READ, WRITE, ATOMIC, POLL };      /* POLL: ld.acquire */
+enum access { READ, WRITE, ATOMIC, POLL };      /* POLL: ld.acquire, ld.relaxed */
 const char *verb(enum access a);
 /* region_of: the allocation of cudart.cc that contains the address.  n_changes: number of changes
  * of the list of allocations so far. */
@@ -218,7 +218,9 @@ void order_begin();                     /* a cooperative launch begins */
 /* Note an access; a fault if no atomics and fences order it after one of another block. */
 void order_access(int lane, uint64_t p, size_t n, enum access a);
 enum { ACQUIRE = 1, RELEASE = 2 };
-void order_synchronize(uint64_t p, enum access a, unsigned semantics);         /* after order_access() */
+/* After order_access(): an atomic operation or a poll; a relaxed store. */
+void order_synchronize(uint64_t p, enum access a, unsigned semantics);
+void order_store(uint64_t p);
 void order_fence();
 
 /* hopper.cc */

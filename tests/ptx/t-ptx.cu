@@ -194,6 +194,26 @@ template <bool SAME> __global__ void neighbours(int *out, int *, unsigned *)
 {
     reinterpret_cast<__half *>(out)[SAME ? threadIdx.x : threadIdx.x * gridDim.x + blockIdx.x] = __half(1.0f);
 }
+/* Each block sends a word to the next one, which waits for it. */
+enum relay_fault { RELAY, PLAIN_DATA, PLAIN_POLL, NEVER_SENT };
+template <relay_fault FAULT> __global__ void relay(int *out, int *buffer, unsigned *)
+{
+    const unsigned before = (blockIdx.x + gridDim.x - 1) % gridDim.x;
+    unsigned long long *const sent = reinterpret_cast<unsigned long long *>(out + 512), word = 0;
+    if (FAULT == PLAIN_DATA)
+        buffer[blockIdx.x * ROW + threadIdx.x] = 1;
+    if (FAULT != NEVER_SENT || blockIdx.x != 2)
+        asm volatile("st.relaxed.gpu.global.u64 [%0], %1;"
+                     :: "l"(sent + blockIdx.x * ROW + threadIdx.x), "l"((unsigned long long)blockIdx.x + 1) : "memory");
+    while (word != before + 1)
+        if (FAULT == PLAIN_POLL)
+            word = *(volatile unsigned long long *)(sent + before * ROW + threadIdx.x);
+        else
+            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];"
+                         : "=l"(word) : "l"(sent + before * ROW + threadIdx.x) : "memory");
+    if (FAULT == PLAIN_DATA)
+        buffer[blockIdx.x * ROW + threadIdx.x] = buffer[before * ROW + threadIdx.x];
+}
 
 __global__ void mbarrier(int *, int *, unsigned *)
 {
@@ -376,7 +396,7 @@ static cudaError_t launch_together(cooperative *kernel, unsigned n_blocks, unsig
     c.stream = s;
     c.attrs = a;
     c.numAttrs = n_attributes;
-    cudaMemsetAsync(device + 1000, 0, 8, s);
+    cudaMemsetAsync(device, 0, 4096, s);
     return cudaLaunchKernelEx(&c, kernel, device, device + 256, (unsigned *)device + 1000);
 }
 static void together_refused()
@@ -443,6 +463,10 @@ static void blocks_together()
         { together<WRITES_READ_ONLY>, "a write after a read-only load", "has read by a read-only load (.nc)" },
         { last_adds<true>, "the last block reads what all have written", nullptr },
         { last_adds<false>, "the same without fences", "race between blocks: read of what block (" },
+        { relay<RELAY>, "words that blocks send", nullptr },
+        { relay<PLAIN_DATA>, "a relaxed word that publishes nothing else", "race between blocks: read of what block (" },
+        { relay<PLAIN_POLL>, "a plain load of a word that a block sends", "race between blocks: " },
+        { relay<NEVER_SENT>, "a block that never sends", "the blocks wait for what cannot come" },
         { neighbours<false>, "blocks that write neighbouring f16", nullptr },
         { neighbours<true>, "blocks that write the same f16", "race between blocks: write of what block (" },
     };
