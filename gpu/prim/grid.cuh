@@ -7,6 +7,8 @@
  * acquire by another, and its block's barrier.  Loads through the read-only cache (load_stream) are
  * not ordered: they may only read what no block of the launch writes.
  *
+ * A block may also send single floats to another one, which waits for them and for nothing else.
+ *
  * One counter takes about one arrival a cycle, so the blocks of a large grid would wait for each
  * other: it is divided into GPU_GRID_COUNTERS, each in a line of L2 of its own. */
 #ifndef ZSE_GPU_PRIM_GRID_CUH
@@ -57,6 +59,31 @@ DEVICE void grid_wait(const unsigned *arrived, unsigned n)
 #endif
     }
     __syncthreads();                    /* the first threads have waited */
+}
+
+/* Send y by way of a word that is 0.  The word holds the float and a flag, so it needs no fence; it
+ * orders nothing else. */
+DEVICE void grid_send(uint64_t *to, float y)
+{
+    const uint64_t word = (uint64_t)bits_of(y) << 32 | 1;
+    EITHER(asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" :: "l"(to), "l"(word) : "memory"),
+           emulated_grid_send(to, word));
+}
+
+/* Wait for the float that another block sends, and set the word to 0.  The next one may be sent
+ * when a barrier of all blocks has ordered it after this. */
+DEVICE float grid_receive(uint64_t *from)
+{
+#ifdef __CUDACC__
+    uint64_t word;
+    do
+        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
+    while (word == 0);
+    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" :: "l"(from), "l"((uint64_t)0) : "memory");
+#else
+    const uint64_t word = emulated_grid_receive(from);
+#endif
+    return float_of((uint32_t)(word >> 32));
 }
 
 /* All threads of a block that has waited after all others have: the next launch starts from 0. */

@@ -170,6 +170,9 @@ void emulated_wgmma_wait(int n);
 /* grid.cuh: count an arrival of this block; wait until *arrived is at least n. */
 void emulated_grid_arrive(unsigned *arrived);
 void emulated_grid_wait(const unsigned *arrived, unsigned n);
+/* Store a word that is not 0; wait for one, and set it to 0. */
+void emulated_grid_send(uint64_t *to, uint64_t word);
+uint64_t emulated_grid_receive(uint64_t *from);
 
 /* together: made by launch_together(). */
 struct emulated_shape { dim3 grid; int threads; size_t shared; bool together; };

@@ -448,6 +448,31 @@ void emulated_grid_wait(const unsigned *arrived, unsigned n)
     }
 }
 
+/* These accesses order no others, so the blocks' clocks stay as they are. */
+void emulated_grid_send(uint64_t *to, uint64_t word)
+{
+    if (!can_meet("grid_send"))
+        return;
+    if (checking && m.together)
+        check(to, sizeof *to, BLOCKS_ATOMIC);
+    if (*to)
+        complain("grid_send of a float before the last one has been received");
+    *to = word;
+}
+
+uint64_t emulated_grid_receive(uint64_t *from)
+{
+    if (!can_meet("grid_receive"))
+        return 0;
+    while (!*from)
+        wait_for(reinterpret_cast<const unsigned *>(from), "grid_receive");
+    if (checking && m.together)
+        check(from, sizeof *from, BLOCKS_ATOMIC);
+    const uint64_t word = *from;
+    *from = 0;
+    return word;
+}
+
 /* Called by emulated_hopper.cc. */
 bool emulated_together() { return m.together; }
 int emulated_me() { return (int)m.self->id.thread.x; }

@@ -77,6 +77,43 @@ extern "C" int grid_exchange(struct gpu *g, const struct grid_exchange *o, int n
     return -1;
 }
 
+template <enum relay_fault FAULT> __global__ __launch_bounds__(T) void relay_kernel(struct grid_relay o)
+{
+    const int n = gridDim.x, b = blockIdx.x, t = threadIdx.x, before = (b + n - 1) % n;
+    float sum = 0;
+    for (int step = 0; step < o.n_steps; step++) {
+        if (FAULT != RELAY_NOT_SENT || b != n - 1 || step != 1)
+            grid_send(o.words + b * T + t, (float)(1000 * step + 100 * b + t));
+        if (FAULT == RELAY_READ_PLAINLY)
+            sum += (float)o.words[before * T + t];
+        else
+            sum += grid_receive(o.words + before * T + t);
+        grid_arrive(o.arrived);
+        if (FAULT != RELAY_SENT_EARLY)
+            grid_wait(o.arrived, (unsigned)step + 1);
+    }
+    grid_wait(o.arrived, (unsigned)o.n_steps);
+    o.sum[b * T + t] = sum;
+}
+
+template <enum relay_fault FAULT>
+static int launch_relay(struct gpu *g, const struct grid_relay *o, int n_blocks, struct err *e)
+{
+    return launch_together(g, "relay", relay_kernel<FAULT>, n_blocks, T, 0, e, *o);
+}
+
+extern "C" int grid_relay(struct gpu *g, const struct grid_relay *o, int n_blocks, enum relay_fault fault,
+                          struct err *e)
+{
+    switch (fault) {
+    case RELAY_RIGHT: return launch_relay<RELAY_RIGHT>(g, o, n_blocks, e);
+    case RELAY_NOT_SENT: return launch_relay<RELAY_NOT_SENT>(g, o, n_blocks, e);
+    case RELAY_SENT_EARLY: return launch_relay<RELAY_SENT_EARLY>(g, o, n_blocks, e);
+    case RELAY_READ_PLAINLY: return launch_relay<RELAY_READ_PLAINLY>(g, o, n_blocks, e);
+    }
+    return -1;
+}
+
 extern "C" int grid_blocks(struct gpu *g, int threads, size_t shared)
 {
     return blocks_together(g, exchange_kernel<GRID_RIGHT>, threads, shared);

@@ -37,6 +37,17 @@ enum grid_fault { GRID_FAULTS(GRID_FAULT) };
 struct grid_exchange { uint32_t *x, *total; unsigned *arrived, *ticket; int n_steps; };
 int grid_exchange(struct gpu *g, const struct grid_exchange *o, int n_blocks, int together, enum grid_fault fault,
                   struct err *e);
+/* n_steps times each thread of a block sends a float to the next block, in a circle, and adds the
+ * one that it receives: sum[b][t] = the sum of 1000 * step + 100 * (the block before b) + t.
+ *   words    [n_blocks][GRID_THREADS], 0 before and after
+ *   arrived  as above */
+struct grid_relay { float *sum; uint64_t *words; unsigned *arrived; int n_steps; };
+/* The fault of a kernel, or none:
+ *   not sent      the last block sends nothing in the second step
+ *   sent early    before a barrier orders it after the word before has been received
+ *   read plainly  without waiting */
+enum relay_fault { RELAY_RIGHT, RELAY_NOT_SENT, RELAY_SENT_EARLY, RELAY_READ_PLAINLY };
+int grid_relay(struct gpu *g, const struct grid_relay *o, int n_blocks, enum relay_fault fault, struct err *e);
 int grid_blocks(struct gpu *g, int threads, size_t shared);     /* blocks_together() of the kernel */
 
 #ifdef __cplusplus

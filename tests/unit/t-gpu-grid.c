@@ -1,5 +1,6 @@
 /* t-gpu-grid.c - launches whose blocks run at the same time: they exchange values over several
- * barriers, also from a graph; and the faults that the emulation must report. */
+ * barriers, also from a graph, or send them to each other; and the faults that the emulation must
+ * report. */
 #include "gpu/rt/emulated.h"
 #include "tests/gpu/grid.h"
 #include "tests/lib/gpu.h"
@@ -227,6 +228,53 @@ static void refusals(void **state)
     emulated_fail(NULL, 0);
 }
 
+/* Runs a kernel of n blocks twice, and returns its error, "" if there is none. */
+static const char *relay(int debug_sync, int n, enum relay_fault fault)
+{
+    static struct err e;
+    const uint64_t zero[4 * T + GPU_GRID_WORDS / 2] = { 0 };
+    float sum[4 * T];
+    reopen(debug_sync);
+    uint64_t *const words = to_device(zero, sizeof zero);
+    const struct grid_relay o = { to_device(zero, sizeof sum), words, (unsigned *)(words + 4 * T), STEPS };
+    e.msg[0] = '\0';
+    for (int i = 0; i < 2; i++) {
+        OK(gpu_fill(device, GPU_COMPUTE, o.arrived, 0, GPU_GRID_WORDS * sizeof *o.arrived, &why));
+        if (grid_relay(device, &o, n, fault, &e) < 0 || gpu_sync(device, GPU_COMPUTE, &e) < 0)
+            return e.msg;
+    }
+    get(sum, o.sum, (size_t)n * T * sizeof *sum);
+    for (int b = 0; b < n; b++)
+        for (int t = 0; t < T; t++)
+            assert_int_equal((int)sum[b * T + t],
+                             STEPS * (STEPS - 1) / 2 * 1000 + STEPS * (100 * ((b + n - 1) % n) + t));
+    gpu_free(device, o.sum);
+    gpu_free(device, o.words);
+    return "";
+}
+
+static void sends(void **state)
+{
+    (void)state;
+    if (!usable())
+        return;
+    for (int checked = 0; checked < 2; checked++)
+        for (int n = 1; n <= 4; n++)
+            assert_string_equal(relay(checked, n, RELAY_RIGHT), "");
+    if (!emulated_fail)
+        return;
+    static const struct { enum relay_fault fault; const char *error; } all[] = {
+        { RELAY_NOT_SENT, "wait in grid_receive" },
+        { RELAY_SENT_EARLY, "grid_send of a float before the last one has been received" },
+        { RELAY_READ_PLAINLY, "race between blocks: " },
+    };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
+        const char *error = relay(1, 4, all[i].fault);
+        if (!strstr(error, all[i].error))
+            fail_msg("fault %d: '%s', expected '%s'", (int)all[i].fault, error, all[i].error);
+    }
+}
+
 int main(void)
 {
     if (!device_open())
@@ -236,6 +284,7 @@ int main(void)
         cmocka_unit_test(graphs),
         cmocka_unit_test(faults),
         cmocka_unit_test(refusals),
+        cmocka_unit_test(sends),
     };
     const int rc = cmocka_run_group_tests(tests, NULL, NULL);
     gpu_close(device);
