@@ -15,7 +15,7 @@
 #include "libcommon/plan/budget.h"
 
 enum {
-    MAX_PARTS = 54 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
+    MAX_PARTS = 55 + 4 * MAX_ROPES,           /* pieces of device memory besides weights and cache */
     /* blocks of a launch in its second dimension: tokens of a step, or tiles of experts */
     MOST_IN_GRID = 65535,
     MOST_LATENT = 1024,         /* elements of a latent with its key */
@@ -236,6 +236,7 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     part[n++] = (struct buffer_place){ &b->tickets, sizeof *b->tickets *
                                        (counters > GPU_SPLIT_TICKETS ? counters : GPU_SPLIT_TICKETS) };
     part[n++] = (struct buffer_place){ &b->one.arrived, GPU_GRID_WORDS * sizeof *b->one.arrived };
+    part[n++] = (struct buffer_place){ &b->one.sent, GPU_TOKEN_BLOCKS * 2 * 32 * sizeof *b->one.sent };
     part[n++] = (struct buffer_place){ &b->one.layers, one_token_layers_bytes(b) };
     part[n++] = (struct buffer_place){ &b->one.qkv_parts, one_token_parts(b) * f };
     part[n++] = (struct buffer_place){ &b->act_code, b->o.act_codes ? t *

@@ -137,6 +137,7 @@ struct gpu_backend {
         struct gpu_token_layer shape, *layers;
         float *qkv_parts, *o_parts, *down_parts;
         unsigned *arrived;
+        uint64_t *sent;
     } one;
     unsigned *tickets;              /* gpu_linear.tickets, gpu_attention.arrived, gpu_sample.arrived */
     /* the norm whose result the launch before it has left in act and hf; NULL: none */

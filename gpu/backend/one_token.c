@@ -174,7 +174,7 @@ int one_token_run(struct gpu_backend *b, struct err *e)
         .layers = b->one.layers, .n = b->layers.end - b->layers.first, .x = b->x, .hidden = b->m->config.hidden_size,
         .scale = b->m->config.residual_scale, .qkv_parts = b->one.qkv_parts, .o_parts = b->one.o_parts,
         .down_parts = b->one.down_parts, .step = layers_step(b, b->layers.first),
-        .max_splits = b->splits, .arrived = b->one.arrived };
+        .max_splits = b->splits, .arrived = b->one.arrived, .sent = b->one.sent };
     for (int i = b->layers.first; i < b->layers.end; i++)
         if (dweights_need(b->w, i, e) < 0)
             return -1;

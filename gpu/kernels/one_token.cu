@@ -17,8 +17,9 @@
  * tile     one block a multiprocessor, of 16 warps.  A turn is 128 k of a tile of 32 rows (64 k of
  *          i8), and the warps of a block take turns one after the other.  All turns of a stage are
  *          divided into equal shares, one for each block and each without gaps (gpu_turns); so up
- *          to four blocks have parts of a tile.  Gate and up are divided into whole tiles, because
- *          their activation needs both sums
+ *          to four blocks have parts of a tile.  The activation needs the whole sums of gate and
+ *          up: the block with the first part of a tile, which it computes last, receives the sums
+ *          of the others, which they compute first (grid_send)
  * moves    each weight once from HBM; a warp has up to 10 loads of 16 bytes a lane in flight, 82 KB
  *          a block.  Each warp loads its first turn before it waits at the barrier: these are
  *          nearly all weights of qkv and o, of which a multiprocessor of an H200 has 42 and 34 KB
@@ -102,14 +103,19 @@ DEVICE void add_turn(float (&sum)[N][4], turn<TYPE, N> &u, const uint16_t *act, 
             sum[i][r] = fmaf(c[i][0][r / 2][r % 2 * 2], WEIGHED ? u.scale[i][r] * weight : u.scale[i][r], sum[i][r]);
 }
 
-/* A block's work of a stage is a list of units.  A unit is the turns first .. end - 1 of one tile,
- * which are divided among the warps.  JOB has
+/* A block's work of a stage is a list of units.  A unit is the turns first .. end - 1 of one tile.
+ * Units follow each other without gaps, so each warp has every sixteenth turn of all.  JOB has
  *     WEIGHED                    whether a turn's sums are multiplied by its weight
+ *     JOINS                      whether sums of other blocks are added
  *     n                          number of units
  *     range(i, first, end)       the turns of unit i
  *     place(i, turn)             the place of a turn
  *     mat()                      a matrix with the shape of all tiles
- *     store(i, k, y[N])          take the finished sums of row k of the tile, by thread k */
+ *     store(i, k, y[N])          take the sums of row k of the tile, by thread k; they are to be
+ *                                multiplied by TURN_UNIT
+ *  and if sums of other blocks are added
+ *     n_after(i)                 number of blocks after this one that have parts of unit i
+ *     sent(part, k)              the sums of matrix k that the block `part` after this one sends */
 template <int TYPE, int N, class JOB> struct units {
     turn<TYPE, N> u;
     const uint16_t *act; float weight;  /* of the loaded turn */
@@ -119,7 +125,7 @@ template <int TYPE, int N, class JOB> struct units {
     {
         while (q >= end && ++i < job.n) {
             job.range(i, q, end);
-            q += threadIdx.x / 32;
+            q += ((int)threadIdx.x / 32 - q) & (WARPS - 1);
         }
         if (i < job.n) {
             const turn_place<N> at = job.place(i, q);
@@ -139,6 +145,15 @@ template <int TYPE, int N, class JOB> struct units {
         q = end = 0;
         seek(job);
     }
+    /* Add the sums of other blocks, each to those of a warp: of those that had the fewest turns. */
+    DEVICE void join(const JOB &job, int unit, float *sums)
+    {
+        const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, which = (warp - job.end()) & (WARPS - 1);
+        if (which >= N * job.n_after(unit))
+            return;
+        __syncwarp();                   /* the warp's sums are there */
+        sums[(warp * N + which % N) * 32 + lane] += grid_receive(job.sent(1 + which / N, which % N) + lane);
+    }
     /* Compute all units.  All threads call it, when the activations are in shared memory.
      *   room  [2][WARPS][N][32] floats */
     DEVICE void run(const JOB &job, const wide_table &table, float *room)
@@ -157,6 +172,8 @@ template <int TYPE, int N, class JOB> struct units {
                 for (int n = 0; n < N; n++)
                     *reinterpret_cast<float4 *>(sums + (warp * N + n) * 32 + 4 * g) =
                         make_float4(sum[n][0], sum[n][1], sum[n][2], sum[n][3]);
+            if constexpr (JOB::JOINS)
+                join(job, unit, sums);
             __syncthreads();            /* the sums of all warps are there */
             if (threadIdx.x < 32) {
                 float y[N] = {};
@@ -164,8 +181,6 @@ template <int TYPE, int N, class JOB> struct units {
                 for (int w = 0; w < WARPS; w++)
                     for (int n = 0; n < N; n++)
                         y[n] += sums[(w * N + n) * 32 + threadIdx.x];
-                for (int n = 0; n < N; n++)
-                    y[n] *= TURN_UNIT<TYPE>;
                 job.store(unit, threadIdx.x, y);
             }
         }
@@ -179,10 +194,11 @@ DEVICE int divided(int x, uint32_t by) { return (int)((uint64_t)(uint32_t)x * by
 struct block_turns {
     int n, first, end, tile;            /* tile: of the first unit */
 
-    DEVICE block_turns(const gpu_turns &d)
+    /* n_tiles: number of the tiles that exist */
+    DEVICE block_turns(const gpu_turns &d, int n_tiles)
     {
-        first = min((int)blockIdx.x * d.share, d.n_tiles * d.per_tile);
-        end = min(first + d.share, d.n_tiles * d.per_tile);
+        first = min((int)blockIdx.x * d.share, n_tiles * d.per_tile);
+        end = min(first + d.share, n_tiles * d.per_tile);
         tile = first / d.per_tile;
         n = first < end ? (end - 1) / d.per_tile - tile + 1 : 0;
     }
@@ -211,7 +227,7 @@ DEVICE void store_part(const gpu_turns &d, const block_turns &mine, int i, int k
 
 /* Matrices that read the same input and differ in their rows alone: q, k and v, or o. */
 template <int TYPE> struct linear_job {
-    static constexpr bool WEIGHED = false;
+    static constexpr bool WEIGHED = false, JOINS = false;
     const gpu_turns &d;
     const gpu_mat *w;
     const float *const *bias;
@@ -221,7 +237,8 @@ template <int TYPE> struct linear_job {
     int n;
 
     DEVICE linear_job(const gpu_turns &d_, const gpu_mat *w_, const float *const *bias_, const uint16_t *act_,
-                      float *parts_) : d(d_), w(w_), bias(bias_), act(act_), parts(parts_), mine(d_), n(mine.n) {}
+                      float *parts_)
+        : d(d_), w(w_), bias(bias_), act(act_), parts(parts_), mine(d_, d_.n_tiles), n(mine.n) {}
     DEVICE const gpu_mat &mat() const { return w[0]; }
     DEVICE void range(int i, int &first, int &end) const { mine.range(d, i, first, end); }
     DEVICE turn_place<1> place(int i, int turn) const
@@ -240,7 +257,8 @@ template <int TYPE> struct linear_job {
         while (tile >= w[which].n_tiles)
             tile -= w[which++].n_tiles;
         const int row = 32 * tile + k;
-        store_part(d, mine, i, k, first && bias[which] && row < w[which].rows ? y[0] + bias[which][row] : y[0], parts);
+        const float sum = y[0] * TURN_UNIT<TYPE>;
+        store_part(d, mine, i, k, first && bias[which] && row < w[which].rows ? sum + bias[which][row] : sum, parts);
     }
 };
 
@@ -249,42 +267,53 @@ template <int TYPE> struct linear_job {
 struct chosen { const uint8_t *gate, *up, *down; float weight; int16_t expert, pair; };
 static_assert(sizeof(struct chosen) == 4 * sizeof(void *), "gpu_token_shared() has room for them");
 
-/* Gate and up of all chosen experts: unit i is a tile of one expert. */
+/* Gate and up of all chosen experts, one after the other. */
 template <int TYPE> struct up_job {
-    static constexpr bool WEIGHED = false;
+    static constexpr bool WEIGHED = false, JOINS = true;
+    const gpu_turns &d;
     const gpu_experts &o;
     const chosen *c;
     const uint16_t *act;
+    uint64_t *words;                    /* gpu_token_step.sent */
     uint32_t by_tiles;
+    block_turns mine;
     int n;
 
-    DEVICE up_job(const gpu_experts &o_, const chosen *c_, int n_chosen, uint32_t by, const uint16_t *act_)
-        : o(o_), c(c_), act(act_), by_tiles(by)
-    {
-        const int all = n_chosen * o.w[0].w.n_tiles;
-        n = (int)blockIdx.x < all ? (all - 1 - (int)blockIdx.x) / (int)gridDim.x + 1 : 0;
-    }
+    DEVICE up_job(const gpu_turns &d_, const gpu_experts &o_, const chosen *c_, int n_chosen, uint32_t by,
+                  const uint16_t *act_, uint64_t *words_)
+        : d(d_), o(o_), c(c_), act(act_), words(words_), by_tiles(by), mine(d_, n_chosen * o_.w[0].w.n_tiles),
+          n(mine.n) {}
     DEVICE const gpu_mat &mat() const { return o.w[0].w; }
-    DEVICE int in_list(int i) const { return (int)blockIdx.x + i * (int)gridDim.x; }
-    DEVICE void range(int, int &first, int &end) const
-    {
-        first = 0, end = mat().n_steps / few_steps<TYPE, 1, 2>::STEPS;
-    }
+    DEVICE void range(int i, int &first, int &end) const { mine.range(d, i, first, end); }
     DEVICE turn_place<2> place(int i, int turn) const
     {
-        const int at = divided(in_list(i), by_tiles), tile = in_list(i) - at * mat().n_tiles,
-                  step = turn * few_steps<TYPE, 1, 2>::STEPS;
-        const size_t to = (size_t)tile * mat().tile_bytes;
+        const int tile = mine.tile + i, at = divided(tile, by_tiles),
+                  step = (turn - tile * d.per_tile) * few_steps<TYPE, 1, 2>::STEPS;
+        const size_t to = (size_t)(tile - at * mat().n_tiles) * mat().tile_bytes;
         return { { c[at].gate + to, c[at].up + to }, step, act + step * 32, 1 };
     }
+    /* The first part of a tile is the last unit of its block; other parts are the first ones of
+     * theirs. */
+    DEVICE bool is_first(int i) const { return i > 0 || mine.first == mine.tile * d.per_tile; }
+    DEVICE int end() const { return mine.end; }
+    DEVICE int n_after(int i) const
+    {
+        return i == n - 1 && is_first(i) ? divided((mine.tile + n) * d.per_tile - 1, d.by_share) - (int)blockIdx.x : 0;
+    }
+    DEVICE uint64_t *sent(int part, int k) const { return words + ((blockIdx.x + part) * 2 + k) * 32; }
     DEVICE void store(int i, int k, const float (&y)[2]) const
     {
-        const int at = divided(in_list(i), by_tiles), row = (in_list(i) - at * mat().n_tiles) * 32 + k,
+        if (!is_first(i)) {
+            grid_send(sent(0, 0) + k, y[0]);
+            grid_send(sent(0, 1) + k, y[1]);
+            return;
+        }
+        const int tile = mine.tile + i, at = divided(tile, by_tiles), row = (tile - at * mat().n_tiles) * 32 + k,
                   expert = c[at].expert;
         float h = 0;
         if (row < mat().rows)
-            h = expert_activation(o, c[at].pair, expert_biased(o.w[0], expert, row, y[0]),
-                                  expert_biased(o.w[1], expert, row, y[1]));
+            h = expert_activation(o, c[at].pair, expert_biased(o.w[0], expert, row, y[0] * TURN_UNIT<TYPE>),
+                                  expert_biased(o.w[1], expert, row, y[1] * TURN_UNIT<TYPE>));
         o.act_out[(size_t)at * o.act_out_stride + act_place(row, GPU_ACT_LANES)] = row < mat().rows ? act_of(h) : 0;
     }
 };
@@ -292,7 +321,7 @@ template <int TYPE> struct up_job {
 /* Down: the products of all chosen experts are one sum.  Its k are those of the first expert, then
  * those of the second, and so on. */
 template <int TYPE> struct down_job {
-    static constexpr bool WEIGHED = true;
+    static constexpr bool WEIGHED = true, JOINS = false;
     const gpu_turns &d;
     const gpu_mat &w;
     const chosen *c;
@@ -305,8 +334,8 @@ template <int TYPE> struct down_job {
 
     DEVICE down_job(const gpu_turns &d_, const gpu_mat &w_, const chosen *c_, int n_chosen_, uint32_t by,
                     const uint16_t *act_, int stride_, float *parts_)
-        : d(d_), w(w_), c(c_), n_chosen(n_chosen_), act(act_), stride(stride_), parts(parts_), by_turns(by), mine(d_),
-          n(mine.n) {}
+        : d(d_), w(w_), c(c_), n_chosen(n_chosen_), act(act_), stride(stride_), parts(parts_), by_turns(by),
+          mine(d_, d_.n_tiles), n(mine.n) {}
     DEVICE const gpu_mat &mat() const { return w; }
     DEVICE int turns() const { return w.n_steps / few_steps<TYPE, 1, 1>::STEPS; }       /* of an expert */
     /* without the turns of experts that the token has not chosen */
@@ -322,7 +351,10 @@ template <int TYPE> struct down_job {
         return { { c[at].down + (size_t)(mine.tile + i) * w.tile_bytes }, step, act + at * stride + step * 32,
                  c[at].weight };
     }
-    DEVICE void store(int i, int k, const float (&y)[1]) const { store_part(d, mine, i, k, y[0], parts); }
+    DEVICE void store(int i, int k, const float (&y)[1]) const
+    {
+        store_part(d, mine, i, k, y[0] * TURN_UNIT<TYPE>, parts);
+    }
 };
 
 /* ---- the residual ---- */
@@ -521,8 +553,8 @@ struct barrier {
         grid_arrive(arrived);
         n++;
     }
-    /* Arrive after a stage whose results only the first warp has stored: the other warps go on, and
-     * load what they need next. */
+    /* Arrive after a stage whose results only the first warp has stored, or others before a barrier
+     * of the block: the other warps go on, and load what they need next. */
     DEVICE void arrive_by_first_warp()
     {
         if (threadIdx.x < 32)
@@ -668,7 +700,7 @@ DEVICE void choose_dense(const block_room &r, const gpu_token_layer &l)
 template <int TYPE, bool NORMS>
 DEVICE void run_up(const block_room &r, const gpu_token_layer &l, const wide_table &table, const barrier &all)
 {
-    const up_job<TYPE> job(l.up, r.experts(), *r.n_chosen(), r.o.by_tiles, r.act());
+    const up_job<TYPE> job(r.o.up, l.up, r.experts(), *r.n_chosen(), r.o.by_tiles, r.act(), r.o.sent);
     units<TYPE, 2, up_job<TYPE>> u;
     u.begin(job);
     if (NORMS)
@@ -790,6 +822,7 @@ static size_t plan(gpu_token_step &o, const gpu_token_layer &l, int blocks, int 
               top_k = l.route.n_experts ? l.route.top_k : 1;
     o.qkv = gpu_turns_divide(l.qkv[0].n_tiles + l.qkv[1].n_tiles + l.qkv[2].n_tiles, l.qkv[0].n_steps / steps, blocks);
     o.o = gpu_turns_divide(l.o.n_tiles, l.o.n_steps / steps, blocks);
+    o.up = gpu_turns_divide(top_k * l.up.w[0].w.n_tiles, l.up.w[0].w.n_steps / steps, blocks);
     o.down = gpu_turns_divide(l.down.w.n_tiles, top_k * l.down.w.n_steps / steps, blocks);
     o.by_tiles = GPU_INVERSE(l.up.w[0].w.n_tiles);
     o.by_turns = GPU_INVERSE(l.down.w.n_steps / steps);
@@ -802,8 +835,9 @@ template <int TYPE> static int run(struct gpu *g, const gpu_token_layer &l, cons
     static_assert(few_steps<TYPE, 1, 1>::STEPS == GPU_TURN_STEPS(TYPE) &&
                   few_steps<TYPE, 1, 2>::STEPS == GPU_TURN_STEPS(TYPE), "turns have these steps");
     gpu_token_step o = *given;
-    const int n_sms = gpu_n_sms(g), fit = blocks_together(g, one_token_kernel<TYPE>, THREADS, plan_room(o, l)),
-              blocks = fit < n_sms ? fit : n_sms;
+    const int n_sms = gpu_n_sms(g), most = n_sms < GPU_TOKEN_BLOCKS ? n_sms : GPU_TOKEN_BLOCKS,
+              fit = blocks_together(g, one_token_kernel<TYPE>, THREADS, plan_room(o, l)),
+              blocks = fit < most ? fit : most;
     if (blocks < 1)
         return err_set(e, ERR_UNSUPPORTED, "one_token: no room for a block");
     const size_t shared = plan(o, l, blocks, n_sms);

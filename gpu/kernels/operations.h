@@ -379,7 +379,7 @@ struct gpu_token_layer {
 /* Offsets in a block's shared memory.  step: the arguments of the launch; choice: the chosen
  * experts; room: for attention, or to choose experts. */
 struct gpu_token_room { uint32_t step, layers, x, normed, act, sums, choice, room; };
-enum { GPU_TOKEN_WARPS = 16 };
+enum { GPU_TOKEN_WARPS = 16, GPU_TOKEN_BLOCKS = 256 /* at most */ };
 /* A job of attention has up to four query heads, since more do not fit in registers; the smaller
  * variant has two, since one would compile no faster. */
 enum { GPU_TOKEN_FEW = 2, GPU_TOKEN_GROUP = 4 };
@@ -397,9 +397,12 @@ struct gpu_token_step {
     float *qkv_parts, *o_parts, *down_parts;
     struct gpu_step step; int max_splits;       /* as in struct gpu_attention */
     unsigned *arrived;                  /* [GPU_GRID_WORDS], 0 before and after */
+    /* [GPU_TOKEN_BLOCKS][2][32], 0 before and after: each block's part of the sums of gate and up
+     * of a tile, for the block with the tile's first part (grid_send) */
+    uint64_t *sent;
     /* gpu_one_token() sets these; by: GPU_INVERSE of the tiles of an expert's gate, and of the
      * turns of its down */
-    struct gpu_turns qkv, o, down;
+    struct gpu_turns qkv, o, up, down;
     uint32_t by_tiles, by_turns;
     int top_k;                          /* room for as many experts: a multiple of 4 */
     int group;                          /* query heads of a job of attention */

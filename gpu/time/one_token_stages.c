@@ -20,6 +20,7 @@ enum {
     NORM_WAITS = 200,                   /* cycles of shuffles and barriers that nothing hides */
     START_COPIES = 320,
     CHOSEN = 100,                       /* addresses of the chosen experts, and a barrier */
+    JOIN = 60,                          /* instructions of a warp to divide gate and up, and to join them */
 };
 
 /* ---- the models ---- */
@@ -97,7 +98,7 @@ struct token_walk {
     struct timed_launch same;           /* blocks, threads and memory of all stages */
     /* instructions of 16 bytes of a lane: all, and without the loads of the next turn */
     double each, products;
-    struct gpu_turns qkv, o, down;
+    struct gpu_turns qkv, o, up, down;
     int at;                             /* stages so far */
 };
 
@@ -232,30 +233,50 @@ static void add_router(struct token_walk *t, const struct layer *l)
     stage(t, s);
 }
 
-/* Gate and up of the chosen experts, or of a dense layer: whole tiles. */
+/* A block waits for the sums of others, if it has tiles that others have parts of: for the latency
+ * of L2, unless warps with a turn less than others do; and longer, if the others do not compute
+ * these sums a turn of their warps earlier than its own. */
+static void count_join(const struct token_walk *t, struct timed_launch *l)
+{
+    const struct gpu_turns *d = &t->up;
+    const int last = d->share % GPU_TOKEN_WARPS, most = d->per_tile - 1 < d->share ? d->per_tile - 1 : d->share;
+    if (d->parts == 1)
+        return;
+    if (ceil_of(most, GPU_TOKEN_WARPS) >= l->turns) {
+        l->setup_cycles += REDUCE;
+        l->setup_l2 += 2;
+    } else if (last == 0 || last + 2 * (d->parts - 1) > GPU_TOKEN_WARPS) {
+        l->setup_l2++;
+    }
+    l->l2_bytes += 2.0 * l->active * 2 * TILE_ROWS * sizeof(uint64_t);
+}
+
+/* Gate and up of the chosen experts, or of a dense layer. */
 static void add_up(struct token_walk *t, const struct mat *const mats[3], const struct moe *m)
 {
-    const int n = m ? m->top_k : 1, units = n * mats[0]->n_tiles, per_block = (int)ceil_of(units, (int)t->same.blocks),
-              steps = GPU_TURN_STEPS(mats[0]->type), loads = 2 * loads_of(mats[0]), turns = n_steps(mats[0]) / steps;
+    const struct gpu_turns *d = &t->up;
+    const int n = m ? m->top_k : 1, steps = GPU_TURN_STEPS(mats[0]->type), loads = 2 * loads_of(mats[0]),
+              first = d->share < GPU_TOKEN_WARPS ? d->share : GPU_TOKEN_WARPS;
     struct timed_launch s = { .what = m ? "experts up" : "gate up", .part = TIMED_LINEAR,
                               .bytes = n * ((double)mats[0]->size + (double)mats[1]->size),
                               .flop = n * (product(mats[0], 1) + product(mats[1], 1)), .setup_memory = 1,
                               .setup_cycles = REDUCE, .frees = REDUCE };
     s.done = 8 * s.flop;
     s.l2_bytes = s.bytes;
-    s.active = units < (int)t->same.blocks ? (unsigned)units : t->same.blocks;
-    s.issue = s.active * (per_block * t->each * turns * steps * loads + 2 * OUTSIDE * GPU_TOKEN_WARPS);
+    s.active = ceil_of(d->n_tiles * d->per_tile, d->share);
+    s.issue = s.active * (t->each * d->share * steps * loads + (2 * OUTSIDE + JOIN) * GPU_TOKEN_WARPS);
     if (!m)                             /* the first ones are loaded before the barrier */
-        s.issue -= (t->each - t->products) * s.active * fmin(turns, GPU_TOKEN_WARPS) * steps * loads;
-    s.turns = per_block * ceil((double)turns / GPU_TOKEN_WARPS);
+        s.issue -= (t->each - t->products) * s.active * first * steps * loads;
+    s.turns = ceil((double)d->share / GPU_TOKEN_WARPS);
     s.turn_memory = 1;
     s.turn_cycles = t->each * steps * loads;
+    count_join(t, &s);
     if (m) {                            /* the router's outputs, and the choice */
         s.setup_l2 = 1;
         s.setup_cycles += walk_choose_cycles(m) + COPY + CHOSEN;
         s.l2_bytes += 4.0 * t->same.blocks * m->n_experts * GPU_SPLITS(n_steps(mats[0]));
     } else {
-        s.early = fmin(turns, GPU_TOKEN_WARPS) * steps * 2 * (double)mats[0]->tile_bytes / n_steps(mats[0]);
+        s.early = first * steps * 2 * (double)mats[0]->tile_bytes / n_steps(mats[0]);
         s.early_cycles = place_cycles(t, mats[0]);
         count_norm(t, &s, &t->o);
     }
@@ -295,7 +316,8 @@ int walk_one_token(struct walk *w)
     if (!takes(w))
         return 0;
     const struct layer *l = &w->m->layers[0];
-    const int moe = c->ff[0] == FF_MOE, n = moe ? c->moe.top_k : 1, blocks = w->g->n_sms;
+    const int moe = c->ff[0] == FF_MOE, n = moe ? c->moe.top_k : 1,
+              blocks = w->g->n_sms < GPU_TOKEN_BLOCKS ? w->g->n_sms : GPU_TOKEN_BLOCKS;
     const struct mat *mats[3];
     mlp_of(w, 0, mats);
     const int steps = GPU_TURN_STEPS(l->o.w.type);
@@ -307,6 +329,7 @@ int walk_one_token(struct walk *w)
     t.products = walk_instructions(w, "one-token", l->o.w.type, "-products", w->g->sm, &t.same.registers);
     t.qkv = gpu_turns_divide(l->q.w.n_tiles + l->k.w.n_tiles + l->v.w.n_tiles, n_steps(&l->q.w) / steps, blocks);
     t.o = gpu_turns_divide(l->o.w.n_tiles, n_steps(&l->o.w) / steps, blocks);
+    t.up = gpu_turns_divide(n * mats[0]->n_tiles, n_steps(mats[0]) / steps, blocks);
     t.down = gpu_turns_divide(mats[2]->n_tiles, n * n_steps(mats[2]) / steps, blocks);
     for (int i = 0; i < c->n_layers; i++) {
         l = &w->m->layers[i];

@@ -1,7 +1,7 @@
 /* t-gpu-one-token.c - the layers of a step of one token in one launch give the logits that a launch
  * for each product gives, except for rounding: dense models and mixtures of experts, with biases,
- * several formats, contexts of more than one split, blocks with parts of a tile; and which models
- * have such steps. */
+ * several formats, contexts of more than one split, blocks with parts of a tile, sums that blocks
+ * send to each other; and which models have such steps. */
 #include "tests/lib/gpu_model.h"
 
 #include <sched.h>
@@ -79,6 +79,36 @@ static int make_wide_heads(struct model *m, enum qtype type, int group, void **o
         owned[n++] = random_linear(&l->k, type, group, DIM, hidden, 0.1f, &r);
         owned[n++] = random_linear(&l->v, type, group, DIM, hidden, 0.1f, &r);
         owned[n++] = random_linear(&l->o, type, group, hidden, HEADS * DIM, 0.1f, &r);
+    }
+    return n;
+}
+
+/* Replace all weights by those of a model with rows of `hidden` numbers, and MLPs of `size`. */
+static int widen(struct model *m, enum qtype type, int group, int hidden, int size, void **owned)
+{
+    struct rng r = { 17 };
+    struct config *c = &m->config;
+    const int q = c->n_heads * c->head_dim, kv = c->n_kv_heads * c->head_dim;
+    int n = 0;
+    float *const norm = random_floats(hidden, &r);
+    for (int i = 0; i < hidden; i++)
+        norm[i] += 1;
+    owned[n++] = norm;
+    c->hidden_size = hidden;
+    c->intermediate_size = size;
+    owned[n++] = random_linear(&m->embed, QT_F16, 32, c->vocab_size, hidden, 1, &r);
+    m->head = m->embed;
+    m->final_norm.w = norm;
+    for (int i = 0; i < c->n_layers; i++) {
+        struct layer *l = &m->layers[i];
+        l->attn_norm.w = l->mlp_norm.w = norm;
+        owned[n++] = random_linear(&l->q, type, group, q, hidden, 0.1f, &r);
+        owned[n++] = random_linear(&l->k, type, group, kv, hidden, 0.1f, &r);
+        owned[n++] = random_linear(&l->v, type, group, kv, hidden, 0.1f, &r);
+        owned[n++] = random_linear(&l->o, type, group, hidden, q, 0.1f, &r);
+        owned[n++] = random_linear(&l->gate, type, group, size, hidden, 0.2f, &r);
+        owned[n++] = random_linear(&l->up, type, group, size, hidden, 0.2f, &r);
+        owned[n++] = random_linear(&l->down, type, group, hidden, size, 0.2f, &r);
     }
     return n;
 }
@@ -309,6 +339,33 @@ static void divided(void **state)
     }
 }
 
+/* Tiles of gate and up have five turns.  Of 20 turns each of three blocks has up to 7: the second
+ * one sends sums to the first one, and receives some of the third.  Of 40 turns of two experts each
+ * has 14.  Of 10 turns each of four blocks has up to 3: the second one has a turn of a tile whose
+ * others are those of the third and fourth. */
+static void joined(void **state)
+{
+    (void)state;
+    static const struct moe two = { .n_experts = 6, .top_k = 2, .intermediate_size = 128, .router = ROUTER_SOFTMAX,
+                                    .normalize = 1, .scale = 1 };
+    static const struct { enum qtype type; int hidden, size, n_sms, moe; const char *what; } cases[] = {
+        { QT_NL4, 640, 128, 3, 0, "4 tiles on 3 blocks" }, { QT_NL4, 640, 128, 3, 1, "2 x 4 tiles on 3 blocks" },
+        { QT_I8, 320, 64, 0, 0, "2 tiles on 4 blocks" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        void *owned[MOST_OWNED];
+        struct model *m = load("tiny", QT_F16);
+        int n = widen(m, cases[i].type, 32, cases[i].hidden, cases[i].size, owned);
+        if (cases[i].moe)
+            n += make_experts(m, cases[i].type, 32, two, owned + n);
+        n_sms = cases[i].n_sms;
+        for (int checked = 0; checked < 2; checked++)
+            compare(m, 20, checked, cases[i].type == QT_I8 ? MAYBE : 1, cases[i].what);
+        n_sms = 0;
+        release(m, owned, n);
+    }
+}
+
 /* Each turn is one block's, and the parts of a tile follow each other. */
 static void turns(void **state)
 {
@@ -329,16 +386,17 @@ static void turns(void **state)
             }
 }
 
-/* Drawn tokens come from a graph that is recorded once and replayed. */
+/* Drawn tokens come from a graph that is recorded once and replayed.  Blocks send sums in it. */
 static void graph(void **state)
 {
     (void)state;
     void *owned[MOST_OWNED];
     struct model *m = load("tiny", QT_F16);
-    const int n = quantize_dense(m, QT_NL4, 32, owned), before = emulated_graphs ? emulated_graphs() : 0;
+    const int n = widen(m, QT_NL4, 32, 640, 128, owned), before = emulated_graphs ? emulated_graphs() : 0;
     const size_t vocab = (size_t)m->config.vocab_size;
     float *all = malloc(MORE * vocab * sizeof *all);
     const struct backend_options o = options(1, 0);
+    n_sms = 3;
     void *b = backend_gpu.open(m, &o, &why);
     if (!b)
         fail_msg("%s", why.msg);
@@ -352,6 +410,7 @@ static void graph(void **state)
     if (emulated_graphs)
         assert_true(emulated_graphs() - before >= MORE - 2);
     backend_gpu.close(b);
+    n_sms = 0;
     free(all);
     release(m, owned, n);
 }
@@ -359,8 +418,8 @@ static void graph(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(dense), cmocka_unit_test(window), cmocka_unit_test(wide_heads),
-                                        cmocka_unit_test(experts), cmocka_unit_test(divided), cmocka_unit_test(turns),
-                                        cmocka_unit_test(others), cmocka_unit_test(graph) };
+                                        cmocka_unit_test(experts), cmocka_unit_test(divided), cmocka_unit_test(joined),
+                                        cmocka_unit_test(turns), cmocka_unit_test(others), cmocka_unit_test(graph) };
     if (getenv("ZSE_ONLY"))
         cmocka_set_test_filter(getenv("ZSE_ONLY"));
     return device_usable() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;
