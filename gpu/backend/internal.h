@@ -131,9 +131,10 @@ struct gpu_backend {
     uint16_t *act_expert; float *mid_expert, *out_expert;
     /* with act_codes: the rounded input of the current matrices */
     int8_t *act_code; float *act_scale;
-    /* steps of one token (one_token.c); open: this model has them; shape: one of the layers */
+    /* steps of one token (one_token.c); open: this model has them; mixed: with several types;
+     * shape: one of the layers */
     struct {
-        int open;
+        int open, mixed;
         struct gpu_token_layer shape, *layers;
         float *qkv_parts, *o_parts, *down_parts;
         unsigned *arrived;

@@ -6,10 +6,19 @@
 
 /* ---- the models ---- */
 
+enum { N_MATS = 7 };
+/* Of a layer: q, k, v, o, gate, up, down. */
+static void mats_of(const struct gpu_token_layer *l, const struct gpu_mat *out[N_MATS])
+{
+    const struct gpu_mat *const all[N_MATS] = { &l->qkv[0], &l->qkv[1], &l->qkv[2], &l->o, &l->up.w[0].w, &l->up.w[1].w,
+                                                &l->down.w };
+    memcpy(out, all, sizeof all);
+}
+
 /* Can gpu_one_token() multiply by both matrices? */
 static int alike(const struct gpu_mat *a, const struct gpu_mat *b)
 {
-    return a->type == b->type && a->group_shift == b->group_shift &&
+    return gpu_turns_alike(a->type, b->type) && a->group_shift == b->group_shift &&
            gpu_whole_turns(b->type, b->cols, b->n_steps, b->n_groups);
 }
 
@@ -99,27 +108,29 @@ static int describe(const struct gpu_backend *b, int index, struct gpu_token_lay
     describe_parts(b, out->qkv, out->attention.prepare.parts);
     const int moe = b->m->config.ff[index] == FF_MOE;
     moe ? describe_mixture(b, l, index, out) : describe_mlp(b, l, out);
-    const struct gpu_mat *const mats[] = { &out->qkv[0], &out->qkv[1], &out->qkv[2], &out->o, &out->up.w[0].w,
-                                           &out->up.w[1].w, &out->down.w };
-    for (size_t i = 0; i < sizeof mats / sizeof *mats; i++)
+    const struct gpu_mat *mats[N_MATS];
+    mats_of(out, mats);
+    for (int i = 0; i < N_MATS; i++)
         if (!alike(&out->o, mats[i]))
             return 0;
     if (out->qkv[1].n_steps != out->qkv[0].n_steps || out->qkv[2].n_steps != out->qkv[0].n_steps ||
         out->up.w[1].w.n_steps != out->up.w[0].w.n_steps || out->up.w[1].w.n_tiles != out->up.w[0].w.n_tiles)
         return 0;
     return gpu_norm_in_registers(&out->attn_norm) && gpu_norm_in_registers(&out->mlp_norm) && !out->down.bias &&
-           (!moe || (l->router.w.type == QT_F32 && gpu_chooses_only(&out->route))) &&
-           gpu_one_token_takes(b->g, out, b->m->config.hidden_size);
+           (!moe || (l->router.w.type == QT_F32 && gpu_chooses_only(&out->route)));
 }
 
-/* Do both layers have the same shapes? */
-static int same_shape(const struct gpu_token_layer *a, const struct gpu_token_layer *b)
+/* Do both layers have the same shapes?  *mixed: set to 1 if b needs the kernel of several types. */
+static int same_shape(const struct gpu_token_layer *a, const struct gpu_token_layer *b, int *mixed)
 {
-    const struct gpu_mat *const x[] = { &a->qkv[0], &a->qkv[1], &a->qkv[2], &a->o, &a->up.w[0].w, &a->down.w },
-                         *const y[] = { &b->qkv[0], &b->qkv[1], &b->qkv[2], &b->o, &b->up.w[0].w, &b->down.w };
-    for (size_t i = 0; i < sizeof x / sizeof *x; i++)
-        if (x[i]->type != y[i]->type || x[i]->n_tiles != y[i]->n_tiles || x[i]->n_steps != y[i]->n_steps)
+    const struct gpu_mat *x[N_MATS], *y[N_MATS];
+    mats_of(a, x);
+    mats_of(b, y);
+    for (int i = 0; i < N_MATS; i++) {
+        if (!alike(x[i], y[i]) || x[i]->n_tiles != y[i]->n_tiles || x[i]->n_steps != y[i]->n_steps)
             return 0;
+        *mixed |= gpu_turns_need_mixed(y[i]->type);
+    }
     return a->route.n_experts == b->route.n_experts;
 }
 
@@ -146,20 +157,25 @@ size_t one_token_parts(const struct gpu_backend *b)
 int one_token_open(struct gpu_backend *b, struct err *e)
 {
     const struct config *c = &b->m->config;
-    struct gpu_token_layer *const layer = &b->one.shape, one;
+    struct gpu_token_layer *const shape = &b->one.shape, layer;
     if (!plain_model(b))
         return 0;
     b->one.o_parts = b->one.qkv_parts + GPU_TURN_PARTS * qkv_row(c);
     b->one.down_parts = b->one.o_parts + GPU_TURN_PARTS * hidden_row(c);
     for (int i = b->layers.first; i < b->layers.end; i++) {
-        if (!describe(b, i, &one) || (i > b->layers.first && !same_shape(layer, &one)))
+        if (!describe(b, i, &layer))
             return 0;
-        *layer = one;
-        memcpy(b->hstep, &one, sizeof one);
-        if (gpu_upload(b->g, GPU_COMPUTE, b->one.layers + (i - b->layers.first), b->hstep, sizeof one, e) < 0 ||
+        if (i == b->layers.first)
+            *shape = layer;
+        if (!same_shape(shape, &layer, &b->one.mixed))
+            return 0;
+        memcpy(b->hstep, &layer, sizeof layer);
+        if (gpu_upload(b->g, GPU_COMPUTE, b->one.layers + (i - b->layers.first), b->hstep, sizeof layer, e) < 0 ||
             gpu_sync(b->g, GPU_COMPUTE, e) < 0)
             return -1;
     }
+    if (!gpu_one_token_takes(b->g, shape, c->hidden_size, b->one.mixed))
+        return 0;
     b->one.open = 1;
     return 0;
 }
@@ -171,9 +187,9 @@ int one_token_takes(const struct gpu_backend *b) { return b->one.open && b->n ==
 int one_token_run(struct gpu_backend *b, struct err *e)
 {
     const struct gpu_token_step o = {
-        .layers = b->one.layers, .n = b->layers.end - b->layers.first, .x = b->x, .hidden = b->m->config.hidden_size,
-        .scale = b->m->config.residual_scale, .qkv_parts = b->one.qkv_parts, .o_parts = b->one.o_parts,
-        .down_parts = b->one.down_parts, .step = layers_step(b, b->layers.first),
+        .layers = b->one.layers, .n = b->layers.end - b->layers.first, .mixed = b->one.mixed, .x = b->x,
+        .hidden = b->m->config.hidden_size, .scale = b->m->config.residual_scale, .qkv_parts = b->one.qkv_parts,
+        .o_parts = b->one.o_parts, .down_parts = b->one.down_parts, .step = layers_step(b, b->layers.first),
         .max_splits = b->splits, .arrived = b->one.arrived, .sent = b->one.sent };
     for (int i = b->layers.first; i < b->layers.end; i++)
         if (dweights_need(b->w, i, e) < 0)

@@ -20,15 +20,19 @@
  *          to four blocks have parts of a tile.  The activation needs the whole sums of gate and
  *          up: the block with the first part of a tile, which it computes last, receives the sums
  *          of the others, which they compute first (grid_send)
+ * formats  a kernel for nl4, for i4 and for i8, and one in which each matrix is nl4, m5 or m6, as
+ *          zse-convert chooses them.  A warp of that one branches to the loads and the products of
+ *          a turn's format, and has turns of gate and of up one after the other
  * moves    each weight once from HBM; a warp has up to 10 loads of 16 bytes a lane in flight, 82 KB
  *          a block.  Each warp loads its first turn before it waits at the barrier: these are
  *          nearly all weights of qkv and o, of which a multiprocessor of an H200 has 42 and 34 KB
  *          (Qwen3-30B-A3B, nl4), and half of those of down
  * limit    instructions, of which all 16 warps run the same: 66 for 16 bytes of nl4 and lane in the
- *          turns, and 100 to 300 in each stage beside them, at 7 cycles each (norms, and the
- *          addresses of copies before attention); and the barriers: a fence, a count and a load of
- *          the counter, three times the latency of L2, .45 us on an H200 (calculated).  HBM would
- *          allow 3.1 us for gate and up, and 6.7 us a layer
+ *          turns (with several formats 78, and 72 of m5 and m6), and 100 to 300 in each stage
+ *          beside them, at 7 cycles each (norms, and the addresses of copies before attention); and
+ *          the barriers: a fence, a count and a load of the counter, three times the latency of L2,
+ *          .45 us on an H200 (calculated).  HBM would allow 3.1 us for gate and up, and 6.7 us a
+ *          layer
  * checked  tests/unit/t-gpu-one-token.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/prim.cuh"
@@ -59,15 +63,25 @@ static_assert((int)THREADS == (int)NORM_THREADS, "a block norms a row as its own
 
 /* ---- turns ---- */
 
+/* In place of a format: each matrix has its own, one of those for which GPU_TURN_MIXES() is 1.
+ * Turns of m6 have room for the others. */
+enum { MIXED = -1 };
+template <int TYPE> constexpr int ROOMY = TYPE == MIXED ? (int)QT_M6 : TYPE;
+template <int TYPE> constexpr int TURN_STEPS = GPU_TURN_STEPS(ROOMY<TYPE>);
+/* Matrices of a turn of gate and up. */
+template <int TYPE> constexpr int PAIR = TYPE == MIXED ? 1 : 2;
+
 /* The steps that a warp loads together, and the scales of the lane's rows. */
 template <int TYPE, int N> struct turn {
-    few_steps<TYPE, 1, N> s;
+    few_steps<ROOMY<TYPE>, 1, N> s;
     float scale[N][4];
 };
 
 /* The place of a turn: the bytes of its tile, its first step, and its activations in shared memory.
- * Its sums are multiplied by `weight`. */
-template <int N> struct turn_place { const uint8_t *data[N]; int step; const uint16_t *act; float weight; };
+ * Its sums are multiplied by `weight`.  MIXED: the format, and the unit's sum to which it adds. */
+template <int N> struct turn_place {
+    const uint8_t *data[N]; int step; const uint16_t *act; float weight; int type = 0, to = 0;
+};
 
 template <int TYPE, int N> DEVICE void load_turn(turn<TYPE, N> &u, const turn_place<N> &p, const gpu_mat &m, int g,
                                                  int t)
@@ -84,7 +98,8 @@ template <int TYPE, int N> DEVICE void load_turn(turn<TYPE, N> &u, const turn_pl
 
 /* Add the products of a turn to the sums of the lane's rows.  Finished sums are multiplied by
  * TURN_UNIT. */
-template <int TYPE> constexpr float TURN_UNIT = format<TYPE>::row_scale ? ACT_UNIT : FEW_UNIT<TYPE>;
+template <int TYPE>
+constexpr float TURN_UNIT = format<ROOMY<TYPE>>::row_scale ? ACT_UNIT : FEW_UNIT<ROOMY<TYPE>>;
 template <int TYPE, int N, bool WEIGHED>
 DEVICE void add_turn(float (&sum)[N][4], turn<TYPE, N> &u, const uint16_t *act, float weight, const gpu_mat &m, int t,
                      const wide_table &table)
@@ -103,6 +118,68 @@ DEVICE void add_turn(float (&sum)[N][4], turn<TYPE, N> &u, const uint16_t *act, 
             sum[i][r] = fmaf(c[i][0][r / 2][r % 2 * 2], WEIGHED ? u.scale[i][r] * weight : u.scale[i][r], sum[i][r]);
 }
 
+/* ---- turns of several formats ---- */
+
+template <int TYPE> struct of_format { static constexpr int type = TYPE; };
+/* Call f with the format of a matrix. */
+template <class F> DEVICE void with_format(int type, F f)
+{
+    if (type == QT_NL4)
+        f(of_format<QT_NL4>());
+    else if (type == QT_M5)
+        f(of_format<QT_M5>());
+    else
+        f(of_format<QT_M6>());
+}
+
+template <int TO, int FROM> DEVICE void copy_turn(turn<TO, 1> &to, const turn<FROM, 1> &from)
+{
+    constexpr int a = format<ROOMY<TO>>::raw, b = format<ROOMY<FROM>>::raw;
+    static_assert(TURN_STEPS<TO> == TURN_STEPS<FROM>, "MIXED: turns have equally many steps");
+#pragma unroll
+    for (int k = 0; k < TURN_STEPS<TO>; k++)
+#pragma unroll
+        for (int i = 0; i < (a < b ? a : b); i++)
+            to.s.raw[0][k].code[i] = from.s.raw[0][k].code[i];
+    to.s.scales[0] = from.s.scales[0];
+#pragma unroll
+    for (int r = 0; r < 4; r++)
+        to.scale[0][r] = from.scale[0][r];
+}
+
+DEVICE void load_turn(turn<MIXED, 1> &u, const turn_place<1> &p, const gpu_mat &m, int g, int t)
+{
+    with_format(p.type, [&](auto f) {
+        turn<decltype(f)::type, 1> own;
+        load_turn(own, p, m, g, t);
+        copy_turn(u, own);
+    });
+}
+
+/* add_turn() to the sums of a unit. */
+template <int TYPE, int LOADED, int N, bool WEIGHED>
+DEVICE void add_turn_to(float (&sum)[N][4], turn<TYPE, LOADED> &u, const turn_place<LOADED> &p, const gpu_mat &m,
+                        int t, const wide_table &table)
+{
+    if constexpr (TYPE == MIXED)
+        with_format(p.type, [&](auto f) {
+            constexpr int OF = decltype(f)::type;
+            turn<OF, 1> own;
+            float y[1][4] = {};
+            copy_turn(own, u);
+            add_turn<OF, 1, WEIGHED>(y, own, p.act, p.weight, m, t, table);
+#pragma unroll
+            for (int n = 0; n < N; n++)
+#pragma unroll
+                for (int r = 0; r < 4; r++)
+                    sum[n][r] += N == 1 || n == p.to ? y[0][r] : 0;
+        });
+    else
+        add_turn<TYPE, N, WEIGHED>(sum, u, p.act, p.weight, m, t, table);
+}
+
+/* ---- units ---- */
+
 /* A block's work of a stage is a list of units.  A unit is the turns first .. end - 1 of one tile.
  * Units follow each other without gaps, so each warp has every sixteenth turn of all.  JOB has
  *     WEIGHED                    whether a turn's sums are multiplied by its weight
@@ -117,8 +194,9 @@ DEVICE void add_turn(float (&sum)[N][4], turn<TYPE, N> &u, const uint16_t *act, 
  *     n_after(i)                 number of blocks after this one that have parts of unit i
  *     sent(part, k)              the sums of matrix k that the block `part` after this one sends */
 template <int TYPE, int N, class JOB> struct units {
-    turn<TYPE, N> u;
-    const uint16_t *act; float weight;  /* of the loaded turn */
+    static constexpr int LOADED = TYPE == MIXED ? 1 : N;        /* matrices of a turn */
+    turn<TYPE, LOADED> u;
+    turn_place<LOADED> at;              /* of the loaded turn */
     int i, q, end;                      /* the warp's next turn */
 
     DEVICE void seek(const JOB &job)
@@ -128,10 +206,8 @@ template <int TYPE, int N, class JOB> struct units {
             q += ((int)threadIdx.x / 32 - q) & (WARPS - 1);
         }
         if (i < job.n) {
-            const turn_place<N> at = job.place(i, q);
+            at = job.place(i, q);
             load_turn(u, at, job.mat(), threadIdx.x % 32 / 4, threadIdx.x % 4);
-            act = at.act;
-            weight = at.weight;
         }
     }
     /* Start to load the first turn.  A warp may have none, but all members are set: the compiler
@@ -139,8 +215,7 @@ template <int TYPE, int N, class JOB> struct units {
     DEVICE void begin(const JOB &job)
     {
         u = {};
-        act = nullptr;
-        weight = 0;
+        at = {};
         i = -1;
         q = end = 0;
         seek(job);
@@ -164,7 +239,7 @@ template <int TYPE, int N, class JOB> struct units {
             float sum[N][4] = {}, *const sums = room + unit % 2 * WARPS * N * 32;
 #pragma unroll 1
             while (i == unit && q < end) {
-                add_turn<TYPE, N, JOB::WEIGHED>(sum, u, act, weight, job.mat(), t, table);
+                add_turn_to<TYPE, LOADED, N, JOB::WEIGHED>(sum, u, at, job.mat(), t, table);
                 q += WARPS;
                 seek(job);
             }
@@ -244,10 +319,11 @@ template <int TYPE> struct linear_job {
     DEVICE turn_place<1> place(int i, int turn) const
     {
         int tile = mine.tile + i, which = 0;
-        const int step = (turn - tile * d.per_tile) * few_steps<TYPE, 1, 1>::STEPS;
+        const int step = (turn - tile * d.per_tile) * TURN_STEPS<TYPE>;
         while (tile >= w[which].n_tiles)
             tile -= w[which++].n_tiles;
-        return { { w[which].data + (size_t)tile * w[which].tile_bytes }, step, act + step * 32, 1 };
+        return { { w[which].data + (size_t)tile * w[which].tile_bytes }, step, act + step * 32, 1,
+                 w[which].type };
     }
     DEVICE void store(int i, int k, const float (&y)[1]) const
     {
@@ -284,18 +360,31 @@ template <int TYPE> struct up_job {
         : d(d_), o(o_), c(c_), act(act_), words(words_), by_tiles(by), mine(d_, n_chosen * o_.w[0].w.n_tiles),
           n(mine.n) {}
     DEVICE const gpu_mat &mat() const { return o.w[0].w; }
-    DEVICE void range(int i, int &first, int &end) const { mine.range(d, i, first, end); }
-    DEVICE turn_place<2> place(int i, int turn) const
+    /* MIXED: gate and up in turn, and a warp has both in turn */
+    static constexpr int TURNS = 2 / PAIR<TYPE>;
+    DEVICE void range(int i, int &first, int &end) const
     {
-        const int tile = mine.tile + i, at = divided(tile, by_tiles),
-                  step = (turn - tile * d.per_tile) * few_steps<TYPE, 1, 2>::STEPS;
-        const size_t to = (size_t)(tile - at * mat().n_tiles) * mat().tile_bytes;
-        return { { c[at].gate + to, c[at].up + to }, step, act + step * 32, 1 };
+        mine.range(d, i, first, end);
+        first *= TURNS, end *= TURNS;
+    }
+    DEVICE turn_place<PAIR<TYPE>> place(int i, int turn) const
+    {
+        const int tile = mine.tile + i, at = divided(tile, by_tiles), in_expert = tile - at * mat().n_tiles,
+                  step = (turn / TURNS - tile * d.per_tile) * TURN_STEPS<TYPE>;
+        if constexpr (TYPE == MIXED) {
+            const int which = (turn ^ turn / WARPS) & 1;
+            const gpu_mat &m = o.w[which].w;
+            return { { (which ? c[at].up : c[at].gate) + (size_t)in_expert * m.tile_bytes }, step, act + step * 32, 1,
+                     m.type, which };
+        } else {
+            const size_t to = (size_t)in_expert * mat().tile_bytes;
+            return { { c[at].gate + to, c[at].up + to }, step, act + step * 32, 1 };
+        }
     }
     /* The first part of a tile is the last unit of its block; other parts are the first ones of
      * theirs. */
     DEVICE bool is_first(int i) const { return i > 0 || mine.first == mine.tile * d.per_tile; }
-    DEVICE int end() const { return mine.end; }
+    DEVICE int end() const { return mine.end * TURNS; }
     DEVICE int n_after(int i) const
     {
         return i == n - 1 && is_first(i) ? divided((mine.tile + n) * d.per_tile - 1, d.by_share) - (int)blockIdx.x : 0;
@@ -337,7 +426,7 @@ template <int TYPE> struct down_job {
         : d(d_), w(w_), c(c_), n_chosen(n_chosen_), act(act_), stride(stride_), parts(parts_), by_turns(by),
           mine(d_, d_.n_tiles), n(mine.n) {}
     DEVICE const gpu_mat &mat() const { return w; }
-    DEVICE int turns() const { return w.n_steps / few_steps<TYPE, 1, 1>::STEPS; }       /* of an expert */
+    DEVICE int turns() const { return w.n_steps / TURN_STEPS<TYPE>; }  /* of an expert */
     /* without the turns of experts that the token has not chosen */
     DEVICE void range(int i, int &first, int &end) const
     {
@@ -347,9 +436,9 @@ template <int TYPE> struct down_job {
     DEVICE turn_place<1> place(int i, int turn) const
     {
         const int in_tile = turn - (mine.tile + i) * d.per_tile, at = divided(in_tile, by_turns),
-                  step = (in_tile - at * turns()) * few_steps<TYPE, 1, 1>::STEPS;
+                  step = (in_tile - at * turns()) * TURN_STEPS<TYPE>;
         return { { c[at].down + (size_t)(mine.tile + i) * w.tile_bytes }, step, act + at * stride + step * 32,
-                 c[at].weight };
+                 c[at].weight, w.type };
     }
     DEVICE void store(int i, int k, const float (&y)[1]) const
     {
@@ -743,7 +832,8 @@ template <int TYPE> __global__ __launch_bounds__(THREADS, 1)
 void one_token_kernel(gpu_token_step given)
 {
     SHARED(uint8_t, shared);
-    const wide_table table = wide_fill<TYPE, THREADS>(reinterpret_cast<uint32_t *>(shared));
+    constexpr int BOOK = TYPE == MIXED ? (int)QT_NL4 : TYPE;
+    const wide_table table = wide_fill<BOOK, THREADS>(reinterpret_cast<uint32_t *>(shared));
     gpu_token_step &o = *reinterpret_cast<gpu_token_step *>(shared + given.room.step);
     const block_room r = { o };
     barrier all = { given.arrived, 0 };
@@ -809,7 +899,8 @@ static size_t plan_room(gpu_token_step &o, const gpu_token_layer &l)
     const size_t hidden = (size_t)o.hidden, att = 32 * (size_t)l.o.n_steps,
                  mlp = (size_t)(l.route.n_experts ? l.route.top_k : 1) * (size_t)l.up.act_out_stride,
                  widest = hidden > att ? hidden : att;
-    return gpu_token_shared(&o.room, l.o.type == QT_NL4 ? WIDE_BYTES : 0, hidden, widest > mlp ? widest : mlp,
+    const int table = o.mixed || l.o.type == QT_NL4;
+    return gpu_token_shared(&o.room, table ? WIDE_BYTES : 0, hidden, widest > mlp ? widest : mlp,
                             attn_split_bytes<GPU_TOKEN_GROUP, 0, true, WARPS>(l.attention),
                             l.route.n_experts ? gpu_choose_only_bytes(l.route.n_experts, l.route.top_k) : 0, o.top_k);
 }
@@ -832,8 +923,8 @@ static size_t plan(gpu_token_step &o, const gpu_token_layer &l, int blocks, int 
 
 template <int TYPE> static int run(struct gpu *g, const gpu_token_layer &l, const gpu_token_step *given, struct err *e)
 {
-    static_assert(few_steps<TYPE, 1, 1>::STEPS == GPU_TURN_STEPS(TYPE) &&
-                  few_steps<TYPE, 1, 2>::STEPS == GPU_TURN_STEPS(TYPE), "turns have these steps");
+    static_assert(few_steps<ROOMY<TYPE>, 1, 1>::STEPS == TURN_STEPS<TYPE> &&
+                  few_steps<ROOMY<TYPE>, 1, PAIR<TYPE>>::STEPS == TURN_STEPS<TYPE>, "turns have these steps");
     gpu_token_step o = *given;
     const int n_sms = gpu_n_sms(g), most = n_sms < GPU_TOKEN_BLOCKS ? n_sms : GPU_TOKEN_BLOCKS,
               fit = blocks_together(g, one_token_kernel<TYPE>, THREADS, plan_room(o, l)),
@@ -847,8 +938,9 @@ template <int TYPE> static int run(struct gpu *g, const gpu_token_layer &l, cons
 extern "C" int gpu_one_token(struct gpu *g, const struct gpu_token_layer *l, const struct gpu_token_step *o,
                              struct err *e)
 {
-    switch (l->o.type) {
+    switch (o->mixed ? (int)MIXED : l->o.type) {
     case QT_NL4: return run<QT_NL4>(g, *l, o, e);
+    case MIXED: return run<MIXED>(g, *l, o, e);
 #ifndef FEW_FORMATS
     case QT_I4: return run<QT_I4>(g, *l, o, e);
     case QT_I8: return run<QT_I8>(g, *l, o, e);
@@ -861,10 +953,11 @@ template <int TYPE> static int fits(struct gpu *g, const gpu_token_layer &l, int
 {
     gpu_token_step o = {};
     o.hidden = hidden;
+    o.mixed = TYPE == MIXED;
     return blocks_together(g, one_token_kernel<TYPE>, THREADS, plan_room(o, l)) >= gpu_n_sms(g);
 }
 
-extern "C" int gpu_one_token_takes(struct gpu *g, const struct gpu_token_layer *l, int hidden)
+extern "C" int gpu_one_token_takes(struct gpu *g, const struct gpu_token_layer *l, int hidden, int mixed)
 {
     const gpu_attention &a = l->attention;
     const gpu_kv_blocks &b = a.kv.blocks;
@@ -873,8 +966,9 @@ extern "C" int gpu_one_token_takes(struct gpu *g, const struct gpu_token_layer *
                        b.head_stride == 2 * (uint64_t)b.part;
     if (!copied || a.n_heads / a.n_kv_heads > GPU_ATTN_GROUP || hidden % 32 || !GPU_NORM_TAKES(hidden))
         return 0;
-    switch (l->o.type) {
+    switch (mixed ? (int)MIXED : l->o.type) {
     case QT_NL4: return fits<QT_NL4>(g, *l, hidden);
+    case MIXED: return fits<MIXED>(g, *l, hidden);
 #ifndef FEW_FORMATS
     case QT_I4: return fits<QT_I4>(g, *l, hidden);
     case QT_I8: return fits<QT_I8>(g, *l, hidden);

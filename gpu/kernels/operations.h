@@ -339,18 +339,26 @@ static inline struct gpu_turns gpu_turns_divide(int n_tiles, int per_tile, int b
         }
     }
 }
+/* Whether gpu_one_token() multiplies by matrices of such formats side by side: their units have
+ * four groups. */
+#define GPU_TURN_MIXES(type) ((int)(type) == QT_NL4 || (int)(type) == QT_M5 || (int)(type) == QT_M6)
 /* The steps of a turn of this format; 0: gpu_one_token() does not multiply by such matrices. */
 #define GPU_TURN_STEPS(type) \
-    ((int)(type) == QT_NL4 || (int)(type) == QT_I4 ? 4 : (int)(type) == QT_I8 ? 2 : 0)
+    (GPU_TURN_MIXES(type) || (int)(type) == QT_I4 ? 4 : (int)(type) == QT_I8 ? 2 : 0)
+/* Can a launch have matrices of both types?  Does it need the kernel of several types, if it has
+ * this one? */
+static inline int gpu_turns_alike(int a, int b) { return a == b || (GPU_TURN_MIXES(a) && GPU_TURN_MIXES(b)); }
+static inline int gpu_turns_need_mixed(int type) { return GPU_TURN_MIXES(type) && type != QT_NL4; }
 /* Does gpu_one_token() multiply by a matrix of this shape?  Rows are whole turns, without padding,
  * and with f16 scales both groups of each unit are there. */
 static inline int gpu_whole_turns(int type, int cols, int n_steps, int n_groups)
 {
     const int steps = GPU_TURN_STEPS(type);
-    return steps && n_steps % steps == 0 && cols == 32 * n_steps && (type == QT_NL4 || n_groups % 2 == 0);
+    return steps && n_steps % steps == 0 && cols == 32 * n_steps && (GPU_TURN_MIXES(type) || n_groups % 2 == 0);
 }
 
-/* A layer, in device memory: 16-byte aligned.  Its matrices but the router have one type.
+/* A layer, in device memory: 16-byte aligned.  Its matrices but the router have one type, or types
+ * that are mixed.
  *   attn_norm, mlp_norm  norms that gpu_norm_in_registers() allows; x, out and act are not used
  *   qkv, o               matrices for which gpu_whole_turns() is 1
  *   attention            as for gpu_attn_decode with `prepare`, but for step, rows and max_splits;
@@ -390,6 +398,7 @@ static inline int gpu_token_group(int share, int n_splits, int n_sms)
 struct gpu_token_step {
     const struct gpu_token_layer *layers;       /* device memory */
     int n;                              /* number of layers, all of the same shapes */
+    int mixed;                          /* each matrix has its own type (GPU_TURN_MIXES()) */
     float *x; int hidden;               /* the residual */
     float scale;                        /* of what a half of a layer adds to it */
     /* [GPU_TURN_PARTS][rows of q, k and v, each a multiple of 32]; [GPU_TURN_PARTS][hidden, a
@@ -430,7 +439,7 @@ static inline size_t gpu_token_shared(struct gpu_token_room *r, size_t table, si
 /* Run these layers for the only token of a step.  l: one of them, in host memory.  takes: whether
  * the device and the shapes allow it. */
 int gpu_one_token(struct gpu *g, const struct gpu_token_layer *l, const struct gpu_token_step *o, struct err *e);
-int gpu_one_token_takes(struct gpu *g, const struct gpu_token_layer *l, int hidden);
+int gpu_one_token_takes(struct gpu *g, const struct gpu_token_layer *l, int hidden, int mixed);
 
 /* Options for drawing a token from a row of logits: struct draw (libcommon/engine/draw.h) for
  * kernels. */

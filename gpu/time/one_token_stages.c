@@ -56,12 +56,26 @@ static int matrices_take(const struct walk *w, int index)
     mlp_of(w, 0, same + 4);
     for (int i = 0; i < 7; i++) {
         const struct mat *m = mats[i];
-        if (m->type != l->o.w.type || m->group_size != l->o.w.group_size ||
-            !gpu_whole_turns((int)m->type, m->cols, n_steps(m), m->n_groups) || m->type != same[i]->type ||
-            m->n_tiles != same[i]->n_tiles || m->cols_padded != same[i]->cols_padded)
+        if (!gpu_turns_alike((int)m->type, (int)first->o.w.type) || m->group_size != first->o.w.group_size ||
+            !gpu_whole_turns((int)m->type, m->cols, n_steps(m), m->n_groups) || m->n_tiles != same[i]->n_tiles ||
+            m->cols_padded != same[i]->cols_padded)
             return 0;
     }
     return w->m->config.ff[index] == FF_MOE ? l->router.w.type == QT_F32 && !l->experts->down.bias : !l->down.bias;
+}
+
+/* Is the kernel the one of several formats? */
+static int is_mixed(const struct walk *w)
+{
+    int mixed = 0;
+    for (int i = 0; i < w->m->config.n_layers; i++) {
+        const struct layer *l = &w->m->layers[i];
+        const struct mat *mats[7] = { &l->q.w, &l->k.w, &l->v.w, &l->o.w };
+        mlp_of(w, i, mats + 4);
+        for (int k = 0; k < 7; k++)
+            mixed |= gpu_turns_need_mixed((int)mats[k]->type);
+    }
+    return mixed;
 }
 
 static int chooses(const struct moe *m)
@@ -96,8 +110,10 @@ static int takes(const struct walk *w)
 struct token_walk {
     struct walk *w;
     struct timed_launch same;           /* blocks, threads and memory of all stages */
-    /* instructions of 16 bytes of a lane: all, and without the loads of the next turn */
-    double each, products;
+    /* instructions of 16 bytes of a lane: all, and without the loads of the next turn; of several
+     * formats the second is m6, and m5 takes as many */
+    double each[2], products[2];
+    int mixed;
     struct gpu_turns qkv, o, up, down;
     int at;                             /* stages so far */
 };
@@ -126,30 +142,50 @@ static double issue_cycles(const struct token_walk *t, double instructions, int 
     return instructions * ceil(n / 4.0) / t->w->g->issue_share;
 }
 
-/* Cycles until all warps have issued the loads of their first turns: those of a scheduler one after
- * the other. */
-static double place_cycles(const struct token_walk *t, const struct mat *m)
+/* Instructions of a turn of a matrix.  Loads have been counted for two matrices, but with several
+ * formats for one. */
+struct turn_cost { double all, products, loads; };
+static struct turn_cost turn_of(const struct token_walk *t, const struct mat *m)
 {
-    return issue_cycles(t, 2 * (t->each - t->products) * GPU_TURN_STEPS(m->type) * loads_of(m), GPU_TOKEN_WARPS);
+    const int k = t->mixed && m->type != QT_NL4, n = GPU_TURN_STEPS(m->type) * loads_of(m);
+    return (struct turn_cost){ t->each[k] * n, t->products[k] * n,
+                               (t->mixed ? 1 : 2) * (t->each[k] - t->products[k]) * n };
 }
 
-/* Turns of blocks that have equally many: the first of each warp are loaded ahead. */
-static void count_turns(const struct token_walk *t, struct timed_launch *l, const struct gpu_turns *d,
-                        const struct mat *m)
+/* Cycles until all warps have issued the loads of their first turns: those of a scheduler one after
+ * the other. */
+static double place_cycles(const struct token_walk *t, struct turn_cost c)
 {
-    const int steps = GPU_TURN_STEPS(m->type), loads = loads_of(m), first = d->share < GPU_TOKEN_WARPS ? d->share
-                                                                                                     : GPU_TOKEN_WARPS;
+    return issue_cycles(t, c.loads, GPU_TOKEN_WARPS);
+}
+
+/* Turns of blocks that have equally many: the first of each warp are loaded ahead.  Of matrices of
+ * several formats some blocks have the turns that take longest. */
+static void count_turns(const struct token_walk *t, struct timed_launch *l, const struct gpu_turns *d,
+                        const struct mat *const *m, int n)
+{
+    const int first = d->share < GPU_TOKEN_WARPS ? d->share : GPU_TOKEN_WARPS;
+    struct turn_cost most = { 0 };
+    double bytes = 0;
+    int n_tiles = 0;
+    for (int i = 0; i < n; i++)
+        n_tiles += m[i]->n_tiles;
+    for (int i = 0; i < n; i++) {
+        const struct turn_cost c = turn_of(t, m[i]);
+        if (c.all > most.all)
+            most = c;
+        bytes += GPU_TURN_STEPS(m[i]->type) * (double)m[i]->tile_bytes / n_steps(m[i]) * m[i]->n_tiles / n_tiles;
+    }
     l->active = ceil_of(d->n_tiles * d->per_tile, d->share);
-    /* the first turns are loaded before the barrier; the loads of a turn have been counted for two
-     * matrices */
-    l->issue = l->active * steps * loads * (t->products * d->share + 2 * (t->each - t->products) * (d->share - first)) +
+    /* the first turns are loaded before the barrier */
+    l->issue = l->active * (most.products * d->share + most.loads * (d->share - first)) +
                (double)l->active * OUTSIDE * GPU_TOKEN_WARPS;
     l->turns = ceil((double)d->share / GPU_TOKEN_WARPS);
     l->turn_memory = 1;
-    l->turn_cycles = t->each * steps * loads;
+    l->turn_cycles = most.all;
     l->setup_memory = 1;                /* first weights, or if they are there, activations */
-    l->early = first * steps * (double)m->tile_bytes / n_steps(m);
-    l->early_cycles = place_cycles(t, m);
+    l->early = first * bytes;
+    l->early_cycles = place_cycles(t, most);
     l->frees = REDUCE;
     l->arriving = t->w->g->l2_cycles + COPY;
 }
@@ -177,7 +213,7 @@ static void add_qkv(struct token_walk *t, const struct layer *l, int first)
     }
     s.done = 8 * s.flop;
     s.l2_bytes = s.bytes;
-    count_turns(t, &s, &t->qkv, m[0]);
+    count_turns(t, &s, &t->qkv, m, 3);
     count_norm(t, &s, first ? NULL : &t->down);
     stage(t, s);
 }
@@ -214,7 +250,7 @@ static void add_o(struct token_walk *t, const struct layer *l)
                               .flop = product(&l->o.w, 1), .done = 8 * product(&l->o.w, 1),
                               .l2_bytes = (double)l->o.w.size + 2.0 * t->same.blocks * l->o.w.cols,
                               .setup_cycles = COPY + REDUCE };
-    count_turns(t, &s, &t->o, &l->o.w);
+    count_turns(t, &s, &t->o, (const struct mat *const[]){ &l->o.w }, 1);
     stage(t, s);
 }
 
@@ -235,14 +271,14 @@ static void add_router(struct token_walk *t, const struct layer *l)
 
 /* A block waits for the sums of others, if it has tiles that others have parts of: for the latency
  * of L2, unless warps with a turn less than others do; and longer, if the others do not compute
- * these sums a turn of their warps earlier than its own. */
-static void count_join(const struct token_walk *t, struct timed_launch *l)
+ * these sums a turn of their warps earlier than its own.  split: turns in place of one. */
+static void count_join(const struct token_walk *t, struct timed_launch *l, int split)
 {
     const struct gpu_turns *d = &t->up;
-    const int last = d->share % GPU_TOKEN_WARPS, most = d->per_tile - 1 < d->share ? d->per_tile - 1 : d->share;
+    const int last = d->share * split % GPU_TOKEN_WARPS, most = d->per_tile - 1 < d->share ? d->per_tile - 1 : d->share;
     if (d->parts == 1)
         return;
-    if (ceil_of(most, GPU_TOKEN_WARPS) >= l->turns) {
+    if (ceil_of(most * split, GPU_TOKEN_WARPS) >= l->turns) {
         l->setup_cycles += REDUCE;
         l->setup_l2 += 2;
     } else if (last == 0 || last + 2 * (d->parts - 1) > GPU_TOKEN_WARPS) {
@@ -255,8 +291,10 @@ static void count_join(const struct token_walk *t, struct timed_launch *l)
 static void add_up(struct token_walk *t, const struct mat *const mats[3], const struct moe *m)
 {
     const struct gpu_turns *d = &t->up;
-    const int n = m ? m->top_k : 1, steps = GPU_TURN_STEPS(mats[0]->type), loads = 2 * loads_of(mats[0]),
-              first = d->share < GPU_TOKEN_WARPS ? d->share : GPU_TOKEN_WARPS;
+    const struct turn_cost gate = turn_of(t, mats[0]), up = turn_of(t, mats[1]);
+    /* of several formats a turn has one of the matrices */
+    const int n = m ? m->top_k : 1, split = t->mixed ? 2 : 1, share = d->share * split,
+              first = share < GPU_TOKEN_WARPS ? share : GPU_TOKEN_WARPS;
     struct timed_launch s = { .what = m ? "experts up" : "gate up", .part = TIMED_LINEAR,
                               .bytes = n * ((double)mats[0]->size + (double)mats[1]->size),
                               .flop = n * (product(mats[0], 1) + product(mats[1], 1)), .setup_memory = 1,
@@ -264,20 +302,20 @@ static void add_up(struct token_walk *t, const struct mat *const mats[3], const 
     s.done = 8 * s.flop;
     s.l2_bytes = s.bytes;
     s.active = ceil_of(d->n_tiles * d->per_tile, d->share);
-    s.issue = s.active * (t->each * d->share * steps * loads + (2 * OUTSIDE + JOIN) * GPU_TOKEN_WARPS);
+    s.issue = s.active * ((gate.all + up.all) * d->share + (2 * OUTSIDE + JOIN) * GPU_TOKEN_WARPS);
     if (!m)                             /* the first ones are loaded before the barrier */
-        s.issue -= (t->each - t->products) * s.active * first * steps * loads;
-    s.turns = ceil((double)d->share / GPU_TOKEN_WARPS);
+        s.issue -= (gate.all + up.all - gate.products - up.products) / split * s.active * first;
+    s.turns = ceil((double)share / GPU_TOKEN_WARPS);
     s.turn_memory = 1;
-    s.turn_cycles = t->each * steps * loads;
-    count_join(t, &s);
+    s.turn_cycles = (gate.all + up.all) / split;
+    count_join(t, &s, split);
     if (m) {                            /* the router's outputs, and the choice */
         s.setup_l2 = 1;
         s.setup_cycles += walk_choose_cycles(m) + COPY + CHOSEN;
         s.l2_bytes += 4.0 * t->same.blocks * m->n_experts * GPU_SPLITS(n_steps(mats[0]));
     } else {
-        s.early = first * steps * 2 * (double)mats[0]->tile_bytes / n_steps(mats[0]);
-        s.early_cycles = place_cycles(t, mats[0]);
+        s.early = first * ((double)mats[0]->tile_bytes + (double)mats[1]->tile_bytes) / d->per_tile / split;
+        s.early_cycles = fmax(place_cycles(t, gate), place_cycles(t, up));
         count_norm(t, &s, &t->o);
     }
     stage(t, s);
@@ -289,12 +327,12 @@ static void add_down(struct token_walk *t, const struct mat *m, int n)
                               .bytes = n * (double)m->size, .flop = n * product(m, 1), .done = 8 * n * product(m, 1),
                               .l2_bytes = n * ((double)m->size + 2.0 * t->same.blocks * m->cols),
                               .setup_cycles = COPY + REDUCE };
-    count_turns(t, &s, &t->down, m);
+    count_turns(t, &s, &t->down, &m, 1);
     stage(t, s);
 }
 
 /* Shared memory of a block. */
-static size_t shared_of(const struct walk *w, const struct mat *const mats[3])
+static size_t shared_of(const struct walk *w, int table)
 {
     enum { EACH = 4 /* elements of a value of a thread */ };
     const struct config *c = &w->m->config;
@@ -305,7 +343,7 @@ static size_t shared_of(const struct walk *w, const struct mat *const mats[3])
                  mlp = (size_t)(moe ? c->moe.top_k : 1) * stride, widest = hidden > att ? hidden : att,
                  sums = sizeof(float) * (THREADS / (dim / EACH)) * group * dim, copy = 4 * dim * GPU_SPLIT,
                  split = sizeof(float) * (group * (dim + GPU_SPLIT) + 2 * dim) + (copy > sums ? copy : sums);
-    return gpu_token_shared(&room, has_table(mats[0]) ? 2 * TABLE_SIZE : 0, hidden, widest > mlp ? widest : mlp, split,
+    return gpu_token_shared(&room, table ? 2 * TABLE_SIZE : 0, hidden, widest > mlp ? widest : mlp, split,
                             moe ? gpu_choose_only_bytes(c->moe.n_experts, c->moe.top_k) : 0, moe ? c->moe.top_k : 1);
 }
 
@@ -320,13 +358,18 @@ int walk_one_token(struct walk *w)
               blocks = w->g->n_sms < GPU_TOKEN_BLOCKS ? w->g->n_sms : GPU_TOKEN_BLOCKS;
     const struct mat *mats[3];
     mlp_of(w, 0, mats);
-    const int steps = GPU_TURN_STEPS(l->o.w.type);
-    struct token_walk t = { .w = w, .same = { .kernel = "one_token", .blocks = (unsigned)blocks, .threads = THREADS,
-                                              .shared = shared_of(w, mats) } };
+    const int steps = GPU_TURN_STEPS(l->o.w.type), mixed = is_mixed(w);
+    struct token_walk t = { .w = w, .mixed = mixed,
+                            .same = { .kernel = "one_token", .blocks = (unsigned)blocks, .threads = THREADS,
+                                      .shared = shared_of(w, mixed || has_table(&l->o.w)) } };
     if (t.same.shared + OWN > (size_t)w->g->shared_bytes)
         return 0;
-    t.each = walk_instructions(w, "one-token", l->o.w.type, "", w->g->sm, &t.same.registers);
-    t.products = walk_instructions(w, "one-token", l->o.w.type, "-products", w->g->sm, &t.same.registers);
+    for (int i = 0; i <= mixed; i++) {
+        const char *kernel = mixed ? "one-token-mixed" : "one-token";
+        const enum qtype type = !mixed ? l->o.w.type : i ? QT_M6 : QT_NL4;
+        t.each[i] = walk_instructions(w, kernel, type, "", w->g->sm, &t.same.registers);
+        t.products[i] = walk_instructions(w, kernel, type, "-products", w->g->sm, &t.same.registers);
+    }
     t.qkv = gpu_turns_divide(l->q.w.n_tiles + l->k.w.n_tiles + l->v.w.n_tiles, n_steps(&l->q.w) / steps, blocks);
     t.o = gpu_turns_divide(l->o.w.n_tiles, n_steps(&l->o.w) / steps, blocks);
     t.up = gpu_turns_divide(n * mats[0]->n_tiles, n_steps(mats[0]) / steps, blocks);

@@ -80,6 +80,33 @@ static inline int quantize_dense(struct model *m, enum qtype type, int group, vo
     return n;
 }
 
+/* Give matrices that are nl4 types like those that zse-convert chooses: 6 bits for k and v, 5 for
+ * the first layer and for down of the second.  In the third gate and up differ, and o has 6 bits.
+ * Returns the number of elements of `owned`, which the caller frees. */
+static inline int mix_types(struct model *m, void **owned)
+{
+    int n = 0;
+    for (int i = 0; i < m->config.n_layers; i++) {
+        struct layer *l = &m->layers[i];
+        const int moe = m->config.ff[i] == FF_MOE;
+        owned[n++] = quantize(&l->k, QT_M6, 32);
+        owned[n++] = quantize(&l->v, QT_M6, 32);
+        if (i == 0)
+            owned[n++] = quantize(&l->q, QT_M5, 32);
+        if (i == 0 || i == 2)
+            owned[n++] = quantize(&l->o, i ? QT_M6 : QT_M5, 32);
+        for (int k = 0; k < (moe ? m->config.moe.n_experts : 1); k++) {
+            if (i == 0)
+                owned[n++] = quantize(moe ? &l->experts[k].gate : &l->gate, QT_M5, 32);
+            if (i == 0 || i == 2)
+                owned[n++] = quantize(moe ? &l->experts[k].up : &l->up, QT_M5, 32);
+            if (i <= 1)
+                owned[n++] = quantize(moe ? &l->experts[k].down : &l->down, QT_M5, 32);
+        }
+    }
+    return n;
+}
+
 enum { N_EXPERTS = 6, EXPERT_SIZE = 80, SHARED_SIZE = 300, MOST_EXPERT_MATS = 64 };
 
 /* Make a matrix of random numbers up to `most`, rounded to a type. */

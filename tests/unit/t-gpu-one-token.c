@@ -299,6 +299,35 @@ static void experts(void **state)
     }
 }
 
+/* Several formats side by side, also with three blocks, whose units and parts end elsewhere. */
+static void formats(void **state)
+{
+    (void)state;
+    static const struct moe plain = { .n_experts = 6, .top_k = 2, .intermediate_size = 128, .router = ROUTER_SOFTMAX,
+                                      .normalize = 1, .scale = 1 };
+    for (int moe = 0; moe < 2; moe++) {
+        void *owned[MOST_OWNED];
+        struct model *m = load("tiny", QT_F16);
+        int n = quantize_dense(m, QT_NL4, 32, owned);
+        if (moe)
+            n += make_experts(m, QT_NL4, 32, plain, owned + n);
+        n += mix_types(m, owned + n);
+        compare(m, 20, 1, 1, moe ? "experts, 3 formats" : "3 formats");
+        n += add_biases(m, owned + n);
+        n_sms = 3;
+        compare(m, 20, 0, 1, moe ? "experts, 3 formats, 3 blocks" : "3 formats, 3 blocks");
+        n_sms = 0;
+        release(m, owned, n);
+    }
+    for (int i = 0; i < 2; i++) {
+        void *owned[MOST_OWNED];
+        struct model *m = load("tiny", QT_F16);
+        const int n = quantize_dense(m, i ? QT_M6 : QT_M5, 32, owned);
+        compare(m, 20, 0, 1, i ? "m6" : "m5");
+        release(m, owned, n);
+    }
+}
+
 /* Models and options without such steps keep the bits that they had. */
 static void others(void **state)
 {
@@ -361,6 +390,10 @@ static void joined(void **state)
         n_sms = cases[i].n_sms;
         for (int checked = 0; checked < 2; checked++)
             compare(m, 20, checked, cases[i].type == QT_I8 ? MAYBE : 1, cases[i].what);
+        if (cases[i].type == QT_NL4) {
+            n += mix_types(m, owned + n);
+            compare(m, 20, 0, 1, "the same, 3 formats");
+        }
         n_sms = 0;
         release(m, owned, n);
     }
@@ -418,8 +451,9 @@ static void graph(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(dense), cmocka_unit_test(window), cmocka_unit_test(wide_heads),
-                                        cmocka_unit_test(experts), cmocka_unit_test(divided), cmocka_unit_test(joined),
-                                        cmocka_unit_test(turns), cmocka_unit_test(others), cmocka_unit_test(graph) };
+                                        cmocka_unit_test(experts), cmocka_unit_test(formats), cmocka_unit_test(divided),
+                                        cmocka_unit_test(joined), cmocka_unit_test(turns), cmocka_unit_test(others),
+                                        cmocka_unit_test(graph) };
     if (getenv("ZSE_ONLY"))
         cmocka_set_test_filter(getenv("ZSE_ONLY"));
     return device_usable() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;

@@ -113,13 +113,16 @@ static void same_steps(const struct model *m, int wgmma)
 static void test_dense(void **state)
 {
     (void)state;
-    void *owned[7 * 8];
+    void *owned[2 * 7 * 8];
     struct model *m = load("tiny", QT_F16);
-    const int n = quantize_dense(m, QT_NL4, 32, owned);
+    int n = quantize_dense(m, QT_NL4, 32, owned);
     same_steps(m, 0);
     same_steps(m, 1);
     same_one_launch(m, ONE_LAUNCH_ON, 1);
     same_one_launch(m, ONE_LAUNCH_AUTO, 0);
+    n += mix_types(m, owned + n);
+    same_steps(m, 0);
+    same_one_launch(m, ONE_LAUNCH_ON, 1);
     for (int i = 0; i < n; i++)
         free(owned[i]);
     model_close(m);
