@@ -546,6 +546,14 @@ END
   # an A100 cannot overlap launches
   [[ "$output" == *"predicted from counts and constants, not measured"*"one_token"*"a token"*" launches "*"tokens/s"*"launches a token"*"instructions of i8 are not counted for every kernel"* ]]
   zse-bench gpu --model h100 "$MODEL" --json | jq -e '.launches > 9 and .seconds > 0'
+  # the types that zse-convert chooses by default are mixed, and one launch takes them
+  m="$BATS_TEST_TMPDIR/default.zse"
+  run -0 zse-convert models/tiny -o "$m" --quality fast
+  [[ "$output" == *"to m6"*"to m5"*"to nl4"* ]]
+  run -0 zse-bench gpu --model a100 "$m"
+  [[ "$output" == *"one_token"* ]]
+  run -0 zse-bench gpu --model h100 "$m"
+  [[ "$output" != *"one_token"* ]]
   run -1 --separate-stderr zse-bench gpu --model h200 DeepSeek-V2-Lite
   [[ "$stderr" == *"deepseek_v2: the model of time has no counts for layers without plain attention"* ]]
   run -2 --separate-stderr zse-bench gpu --model h900
