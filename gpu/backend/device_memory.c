@@ -239,6 +239,7 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     part[n++] = (struct buffer_place){ &b->one.sent, GPU_TOKEN_BLOCKS * 2 * 32 * sizeof *b->one.sent };
     part[n++] = (struct buffer_place){ &b->one.layers, one_token_layers_bytes(b) };
     part[n++] = (struct buffer_place){ &b->one.qkv_parts, one_token_parts(b) * f };
+    part[n++] = (struct buffer_place){ &b->one.outputs, one_token_outputs(b) * sizeof *b->one.outputs };
     part[n++] = (struct buffer_place){ &b->act_code, b->o.act_codes ? t *
                                (size_t)GPU_CODE_STRIDE(most_of(b->stride_hidden, b->stride_att, b->stride_mlp)) : 0 };
     part[n++] = (struct buffer_place){ &b->act_scale, b->o.act_codes ? t * f : 0 };

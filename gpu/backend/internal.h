@@ -137,6 +137,7 @@ struct gpu_backend {
         int open, mixed;
         struct gpu_token_layer shape, *layers;
         float *qkv_parts, *o_parts, *down_parts;
+        unsigned long long *outputs;
         unsigned *arrived;
         uint64_t *sent;
     } one;
@@ -400,6 +401,7 @@ int watch_layer(struct gpu_backend *b, int layer, struct err *e);
 /* Bytes of the descriptions of layers, and floats of sums of parts. */
 size_t one_token_layers_bytes(const struct gpu_backend *b);
 size_t one_token_parts(const struct gpu_backend *b);
+size_t one_token_outputs(const struct gpu_backend *b);
 /* Find out whether the layers of this model can be one launch, and describe them on the device: the
  * last part of opening. */
 int one_token_open(struct gpu_backend *b, struct err *e);

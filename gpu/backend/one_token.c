@@ -71,10 +71,7 @@ static void describe_mixture(const struct gpu_backend *b, const struct dlayer *l
     out->route = layers_route(b, l, index);
     out->route.w[0] = l->router.w;
     out->route.bias[0] = l->router.bias;
-    out->route.n_mats = out->route.n = out->route.sort = 1;
-    out->route.n_parts = GPU_SPLITS(l->router.w.n_steps);
-    out->route.part_stride = (size_t)out->route.ld;
-    out->route.tile = GPU_EXPERT_FEW;
+    out->route.n_mats = out->route.n = 1;
     out->up = layers_experts(b, &l->experts);
     out->down = l->experts.down;
 }
@@ -117,7 +114,7 @@ static int describe(const struct gpu_backend *b, int index, struct gpu_token_lay
         out->up.w[1].w.n_steps != out->up.w[0].w.n_steps || out->up.w[1].w.n_tiles != out->up.w[0].w.n_tiles)
         return 0;
     return gpu_norm_in_registers(&out->attn_norm) && gpu_norm_in_registers(&out->mlp_norm) && !out->down.bias &&
-           (!moe || (l->router.w.type == QT_F32 && gpu_chooses_only(&out->route)));
+           (!moe || (l->router.w.type == QT_F32 && gpu_chooses_only(&out->route) && !out->route.place));
 }
 
 /* Do both layers have the same shapes?  *mixed: set to 1 if b needs the kernel of several types. */
@@ -152,6 +149,11 @@ static size_t hidden_row(const struct config *c) { return ((size_t)c->hidden_siz
 size_t one_token_parts(const struct gpu_backend *b)
 {
     return GPU_TURN_PARTS * (qkv_row(&b->m->config) + 2 * hidden_row(&b->m->config));
+}
+
+size_t one_token_outputs(const struct gpu_backend *b)
+{
+    return GPU_TOKEN_COPIES * (((size_t)b->m->config.moe.n_experts + 31) / 32 * 32);
 }
 
 int one_token_open(struct gpu_backend *b, struct err *e)
@@ -189,7 +191,8 @@ int one_token_run(struct gpu_backend *b, struct err *e)
     const struct gpu_token_step o = {
         .layers = b->one.layers, .n = b->layers.end - b->layers.first, .mixed = b->one.mixed, .x = b->x,
         .hidden = b->m->config.hidden_size, .scale = b->m->config.residual_scale, .qkv_parts = b->one.qkv_parts,
-        .o_parts = b->one.o_parts, .down_parts = b->one.down_parts, .step = layers_step(b, b->layers.first),
+        .o_parts = b->one.o_parts, .down_parts = b->one.down_parts, .outputs = b->one.outputs,
+        .step = layers_step(b, b->layers.first),
         .max_splits = b->splits, .arrived = b->one.arrived, .sent = b->one.sent };
     for (int i = b->layers.first; i < b->layers.end; i++)
         if (dweights_need(b->w, i, e) < 0)

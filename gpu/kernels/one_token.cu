@@ -8,10 +8,9 @@
  * stages   of a layer, with a barrier after each (prim/grid.cuh):
  *            qkv        x += parts of the layer before; norm; q, k and v
  *            attention  as attn_decode.cu: splits of the context, of which the last one merges
- *            o          its product
- *            router     x += parts of o; norm; outputs, 256 columns of 32 experts a block.  Dense
- *                       layers do not have it: gate and up add and norm
- *            up         the choice of experts, by every block for itself; gate, up and activation
+ *            o          its product; and the router's product with the block's part of its sum
+ *            up         x += parts of o; the choice of experts, by every block for itself; norm;
+ *                       gate, up and activation
  *            down       the weighted sum of the experts' products
  *          A block keeps x in shared memory, and all blocks compute the same x.
  * tile     one block a multiprocessor, of 16 warps.  A turn is 128 k of a tile of 32 rows (64 k of
@@ -32,7 +31,8 @@
  *          beside them, at 7 cycles each (norms, and the addresses of copies before attention); and
  *          the barriers: a fence, a count and a load of the counter, three times the latency of L2,
  *          .45 us on an H200 (calculated).  HBM would allow 3.1 us for gate and up, and 6.7 us a
- *          layer
+ *          layer.  A barrier after the router took .9 us of 15.7 more than to add up its outputs in
+ *          whole numbers (calculated)
  * checked  tests/unit/t-gpu-one-token.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/prim.cuh"
@@ -62,6 +62,9 @@ enum { WARPS = GPU_TOKEN_WARPS, THREADS = WARPS * 32 };
 static_assert((int)THREADS == (int)NORM_THREADS, "a block norms a row as its own kernel does");
 
 /* ---- turns ---- */
+
+/* x / n; by: GPU_INVERSE(n). */
+DEVICE int divided(int x, uint32_t by) { return (int)((uint64_t)(uint32_t)x * by >> 31); }
 
 /* In place of a format: each matrix has its own, one of those for which GPU_TURN_MIXES() is 1.
  * Turns of m6 have room for the others. */
@@ -262,9 +265,6 @@ template <int TYPE, int N, class JOB> struct units {
     }
 };
 
-/* x / n; by: GPU_INVERSE(n). */
-DEVICE int divided(int x, uint32_t by) { return (int)((uint64_t)(uint32_t)x * by >> 31); }
-
 /* This block's share of a division.  Its units are the tiles of which it has turns. */
 struct block_turns {
     int n, first, end, tile;            /* tile: of the first unit */
@@ -274,8 +274,8 @@ struct block_turns {
     {
         first = min((int)blockIdx.x * d.share, n_tiles * d.per_tile);
         end = min(first + d.share, n_tiles * d.per_tile);
-        tile = first / d.per_tile;
-        n = first < end ? (end - 1) / d.per_tile - tile + 1 : 0;
+        tile = divided(first, d.by_tile);
+        n = first < end ? divided(end - 1, d.by_tile) - tile + 1 : 0;
     }
     DEVICE void range(const gpu_turns &d, int i, int &from, int &to) const
     {
@@ -325,16 +325,40 @@ template <int TYPE> struct linear_job {
         return { { w[which].data + (size_t)tile * w[which].tile_bytes }, step, act + step * 32, 1,
                  w[which].type };
     }
-    DEVICE void store(int i, int k, const float (&y)[1]) const
+    DEVICE bool is_first(int i) const   /* the part of unit i is the first one of its tile */
     {
-        int tile = mine.tile + i, which = 0, from, to;
+        int from, to;
         range(i, from, to);
-        const bool first = from == tile * d.per_tile;
+        return from == (mine.tile + i) * d.per_tile;
+    }
+    DEVICE float store(int i, int k, const float (&y)[1]) const
+    {
+        int tile = mine.tile + i, which = 0;
         while (tile >= w[which].n_tiles)
             tile -= w[which++].n_tiles;
         const int row = 32 * tile + k;
-        const float sum = y[0] * TURN_UNIT<TYPE>;
-        store_part(d, mine, i, k, first && bias[which] && row < w[which].rows ? sum + bias[which][row] : sum, parts);
+        const float sum = y[0] * TURN_UNIT<TYPE>,
+                    biased = is_first(i) && bias[which] && row < w[which].rows ? sum + bias[which][row] : sum;
+        store_part(d, mine, i, k, biased, parts);
+        return biased;
+    }
+};
+
+/* o of a layer with experts: also what the parts add to the residual, and the first ones the
+ * residual itself, times the factors of the next norm. */
+template <int TYPE> struct o_job : linear_job<TYPE> {
+    const float *x, *factors;
+    float scale, offset;
+    float *added;
+
+    DEVICE o_job(const linear_job<TYPE> &job, const float *x_, const float *factors_, float scale_, float offset_,
+                     float *added_)
+        : linear_job<TYPE>(job), x(x_), factors(factors_), scale(scale_), offset(offset_), added(added_) {}
+    DEVICE void store(int i, int k, const float (&y)[1]) const
+    {
+        const int row = 32 * (this->mine.tile + i) + k;
+        const float part = linear_job<TYPE>::store(i, k, y);
+        added[row] = fmaf(scale, part, this->is_first(i) ? x[row] : 0) * (factors ? factors[row] + offset : 1);
     }
 };
 
@@ -523,10 +547,8 @@ DEVICE void add_pending(norm_runs &v, float *x, const pending_parts &p, int cols
     store_columns(x, v, cols);
 }
 
-/* Norm the row v: act, in the order GPU_ACT_LANES, in which a run of 8 stays where it is; and
- * normed, unless it is NULL.  w: factors.  room: a float for each warp. */
-DEVICE void norm_row(const norm_runs &v, const norm_runs &w, const struct gpu_norm &o, uint16_t *act, float *normed,
-                     float *room)
+/* The factor of the norm of row v without its weights.  room: a float for each warp. */
+DEVICE float row_inverse(const norm_runs &v, const struct gpu_norm &o, float *room)
 {
     const int lane = threadIdx.x % 32;
     float sum = 0;
@@ -542,7 +564,15 @@ DEVICE void norm_row(const norm_runs &v, const norm_runs &w, const struct gpu_no
     sum = room[lane % WARPS];
     for (int i = WARPS / 2; i; i /= 2)
         sum += __shfl_xor_sync(FULL_WARP, sum, i);
-    const float inverse = rsqrtf(sum / (float)o.cols + o.eps), offset = o.w ? o.offset : 0;
+    return rsqrtf(sum / (float)o.cols + o.eps);
+}
+
+/* Store the normed row v in act, in the order GPU_ACT_LANES, in which a run of 8 stays where it is.
+ * w: factors. */
+DEVICE void store_normed(const norm_runs &v, const norm_runs &w, const struct gpu_norm &o, float inverse,
+                         uint16_t *act)
+{
+    const float offset = o.w ? o.offset : 0;
 #pragma unroll
     for (int i = 0; i < NORM_RUNS; i++) {
         const int k = (i * THREADS + threadIdx.x) * NORM_RUN;
@@ -557,19 +587,22 @@ DEVICE void norm_row(const norm_runs &v, const norm_runs &w, const struct gpu_no
         for (int j = 0; j < NORM_RUN / 2; j++)
             pair[j] = pack_half_clamped(y[j] * (1 / ACT_UNIT), y[j + NORM_RUN / 2] * (1 / ACT_UNIT));
         *reinterpret_cast<uint4 *>(act + k) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
-#pragma unroll
-        for (int j = 0; j < NORM_RUN; j += 4)
-            if (normed)
-                *reinterpret_cast<float4 *>(normed + k + j) = make_float4(y[j], y[j + 1], y[j + 2], y[j + 3]);
     }
-    __syncthreads();                    /* the row is there, and room can be written */
+    __syncthreads();                    /* the row is there, and the sums of its squares are read */
 }
 
-/* The factors of a norm. */
-DEVICE void load_factors(norm_runs &w, const struct gpu_norm &o)
+DEVICE float norm_row(const norm_runs &v, const norm_runs &w, const struct gpu_norm &o, uint16_t *act, float *room)
 {
-    if (o.w)
-        return load_columns(w, o.w, o.cols);
+    const float inverse = row_inverse(v, o, room);
+    store_normed(v, w, o, inverse, act);
+    return inverse;
+}
+
+/* The factors of a norm, which stand in `from`; NULL: all are 1. */
+DEVICE void load_factors(norm_runs &w, const float *from, int cols)
+{
+    if (from)
+        return load_columns(w, from, cols);
 #pragma unroll
     for (int i = 0; i < NORM_RUNS * NORM_RUN; i++)
         w[i / NORM_RUN][i % NORM_RUN] = 1;
@@ -587,49 +620,79 @@ DEVICE void copy_act(uint16_t *to, const uint16_t *from, int n)
 
 /* ---- the router ---- */
 
-/* A part of the router's outputs: products of 32 rows with half a step of k for each warp.
- *   unit  number of the part * tiles of rows + number of the tile */
-struct router_part {
-    enum { HALF = 16 };
-    float w[HALF];
-    int unit, k;
+/* A product with the router's matrix is linear, so each block multiplies its own part of the sum
+ * that becomes the residual, before the barrier, by the columns for its rows, and adds the results
+ * to those of other blocks.  The factor of the norm is the same for all outputs, and follows after
+ * the barrier.  Outputs are added as multiples of the unit 1 / *r.unit(), a power of two about 2^30
+ * times smaller than 1 in the normed row before attention. */
+constexpr float UNITS_OF_ONE = 1 << 30, MOST_UNITS = 1ull << 54;        /* of a block: the sum of all fits */
 
-    DEVICE void load(const gpu_route &r, int unit_)
-    {
-        const gpu_mat &m = r.w[0];
-        const int tile = unit_ % m.n_tiles, lane = threadIdx.x % 32;
-        unit = unit_;
-        k = (unit / m.n_tiles * WARPS + (int)threadIdx.x / 32) * HALF;
-        const bool here = unit < m.n_tiles * r.n_parts && k < 32 * m.n_steps;
-        const float *data = reinterpret_cast<const float *>(m.data + (size_t)tile * m.tile_bytes) + k * 32 + lane;
-#pragma unroll
-        for (int i = 0; i < HALF; i++)
-            w[i] = here ? data[32 * i] : 0;
+DEVICE float output_unit(float inverse) { return float_of(bits_of(inverse) & 0x7f800000) * UNITS_OF_ONE; }
+DEVICE unsigned long long in_units(float x)
+{
+    const float in_range = fminf(fmaxf(x, -MOST_UNITS), MOST_UNITS);
+    return (unsigned long long)EITHER(__float2ll_rn(in_range), llrintf(in_range));
+}
+
+/* Start to copy the router's columns for the rows of a tile of o to [tiles][32][GPU_TOKEN_PITCH]:
+ * row 8 * s + j is at 4 * j + s. */
+DEVICE void copy_columns(float *to, const gpu_mat &m, int tile)
+{
+    enum { CHUNKS = 32 * 32 / 4, AT_ONCE = THREADS / CHUNKS };  /* of a tile, 16 bytes each */
+    const int chunk = threadIdx.x % CHUNKS, first = threadIdx.x / CHUNKS, row = chunk / 8;
+    const uint8_t *from = m.data + first * (size_t)m.tile_bytes + (tile * CHUNKS + chunk) * 16;
+    to += (first * 32 + row % 8 * 4 + row / 8) * GPU_TOKEN_PITCH + chunk % 8 * 4;
+#pragma unroll 1
+    for (int i = first; i < m.n_tiles; i += AT_ONCE) {
+        copy_async(to, from);
+        to += AT_ONCE * 32 * GPU_TOKEN_PITCH;
+        from += AT_ONCE * (size_t)m.tile_bytes;
     }
-    /* Store the parts of this block, of which the first one is loaded.  x: the normed row; sums
-     * [WARPS][32]. */
-    DEVICE void run(const gpu_route &r, const float *x, float *sums)
-    {
-        const gpu_mat &m = r.w[0];
-        while (unit < m.n_tiles * r.n_parts) {
-            const int row = unit % m.n_tiles * 32 + threadIdx.x, part = unit / m.n_tiles;
-            float sum = 0;
+}
+
+/* Add this block's part of the outputs.  added: its rows of the sum times the factors of the norm,
+ * n tiles from tile `first` on; columns: of the first of them.  A warp computes eight outputs, with
+ * eight rows in a lane: their order in `columns` avoids bank conflicts. */
+DEVICE void add_outputs(const gpu_route &r, const float *added, const float *columns, int first, int n, float unit,
+                        unsigned long long *outputs)
+{
+    const gpu_mat &m = r.w[0];
+    const int lane = threadIdx.x % 32, share = lane / 8;
+    outputs += blockIdx.x % GPU_TOKEN_COPIES * 32 * m.n_tiles;
+    added += 32 * first + 8 * share;
+#pragma unroll 1
+    for (int at = threadIdx.x / 32; at < 4 * m.n_tiles && n > 0; at += WARPS) {
+        const int column = at % 4 * 8 + lane % 8;
+        const float *const w = columns + (at / 4 * 32 + share) * GPU_TOKEN_PITCH + column;
+        const uint4 y[2] = { load16(added), load16(added + 4) };
+        float sum = 0;
 #pragma unroll
-            for (int i = 0; i < HALF; i++)
-                sum = fmaf(w[i], k < 32 * m.n_steps ? x[k + i] : 0, sum);
-            load(r, unit + gridDim.x);
-            sums[threadIdx.x] = sum;
-            __syncthreads();            /* the sums are there */
-            if (threadIdx.x < 32 && row < m.rows) {
-                float y = r.bias[0] && part == 0 ? r.bias[0][row] : 0;
-                for (int i = 0; i < WARPS; i++)
-                    y += sums[32 * i + threadIdx.x];
-                r.part[part * r.part_stride + row] = y;
-            }
-            __syncthreads();            /* the sums are read */
+        for (int j = 0; j < 8; j++)
+            sum = fmaf(w[4 * j * GPU_TOKEN_PITCH], float_of(word_of(y[j / 4], j % 4)), sum);
+#pragma unroll 1
+        for (int i = 1; i < n; i++) {
+            const float *const tile = reinterpret_cast<const float *>(m.data + (size_t)(at / 4) * m.tile_bytes) +
+                                      ((first + i) * 32 + 8 * share) * 32 + column;
+#pragma unroll
+            for (int j = 0; j < 8; j++)
+                sum = fmaf(tile[j * 32], added[32 * i + j], sum);
         }
+        for (int i = 8; i < 32; i *= 2)
+            sum += __shfl_xor_sync(FULL_WARP, sum, i);
+        if (share == 0)
+            add_for_blocks(outputs + 8 * at + lane % 8, in_units(sum * unit));
     }
-};
+}
+
+/* The sum of the copies of output i. */
+DEVICE long long added_outputs(const unsigned long long *outputs, int i, int ld)
+{
+    unsigned long long sum = 0;
+#pragma unroll
+    for (int c = 0; c < GPU_TOKEN_COPIES; c++)
+        sum += load_shared_by_blocks(outputs + c * ld + i);
+    return (long long)sum;
+}
 
 /* ---- the kernel ---- */
 
@@ -696,18 +759,19 @@ struct block_room {
     }
     DEVICE gpu_token_layer &layer(int i) const { return reinterpret_cast<gpu_token_layer *>(at(o.room.layers))[i % 2]; }
     DEVICE float *x() const { return reinterpret_cast<float *>(at(o.room.x)); }
-    DEVICE float *normed() const { return reinterpret_cast<float *>(at(o.room.normed)); }
+    DEVICE float *added() const { return reinterpret_cast<float *>(at(o.room.added)); }
+    DEVICE float *factors() const { return reinterpret_cast<float *>(at(o.room.factors)); }
+    DEVICE float *router() const { return reinterpret_cast<float *>(at(o.room.router)); }
     DEVICE uint16_t *act() const { return reinterpret_cast<uint16_t *>(at(o.room.act)); }
     DEVICE float *sums() const { return reinterpret_cast<float *>(at(o.room.sums)); }
     DEVICE float *room() const { return reinterpret_cast<float *>(at(o.room.room)); }
-    DEVICE gpu_expert_tile *tiles() const { return reinterpret_cast<gpu_expert_tile *>(experts() + o.top_k); }
-    DEVICE int32_t *order() const { return reinterpret_cast<int32_t *>(tiles() + o.top_k); }
-    DEVICE int32_t *ids() const { return order() + o.top_k; }
+    DEVICE int32_t *ids() const { return reinterpret_cast<int32_t *>(experts() + o.top_k); }
     DEVICE float *weight() const { return reinterpret_cast<float *>(ids() + o.top_k); }
     DEVICE int32_t *n_chosen() const { return reinterpret_cast<int32_t *>(weight() + o.top_k); }
     DEVICE int32_t *zero() const { return n_chosen() + 1; }     /* the row of the token */
     DEVICE int32_t *pos() const { return n_chosen() + 2; }
     DEVICE int32_t *table_of() const { return n_chosen() + 3; }
+    DEVICE float *unit() const { return reinterpret_cast<float *>(n_chosen() + 4); }    /* of in_units() */
     DEVICE chosen *experts() const { return reinterpret_cast<chosen *>(at(o.room.choice)); }
 };
 
@@ -722,11 +786,13 @@ DEVICE void run_qkv(const block_room &r, const gpu_token_layer &l, const wide_ta
     units<TYPE, 1, linear_job<TYPE>> u;
     norm_runs v, w;
     u.begin(job);
-    load_factors(w, l.attn_norm);
+    load_factors(w, l.attn_norm.w, o.hidden);
     if (!first)
         all.wait();
     add_pending(v, r.x(), { o.down_parts, first ? 0 : o.down.parts, 32 * o.down.n_tiles, o.scale }, o.hidden);
-    norm_row(v, w, l.attn_norm, r.act(), nullptr, r.sums());
+    const float inverse = norm_row(v, w, l.attn_norm, r.act(), r.sums());
+    if (threadIdx.x == 0)
+        *r.unit() = output_unit(inverse);
     u.run(job, table, r.sums());
 }
 
@@ -741,15 +807,33 @@ DEVICE void run_o(const block_room &r, const gpu_token_layer &l, const wide_tabl
     u.run(job, table, r.sums());
 }
 
-/* x += parts of o, and norm it for what reads it next. */
-DEVICE void norm_mixed(const block_room &r, const gpu_token_layer &l, const barrier &all)
+/* o of a layer with experts, and the outputs of its router. */
+template <int TYPE>
+DEVICE void run_o_and_router(const block_room &r, const gpu_token_layer &l, const wide_table &table,
+                             const barrier &all)
+{
+    const struct gpu_norm &norm = l.mlp_norm;
+    const o_job<TYPE> job({ r.o.o, &l.o, &l.o_bias, r.act(), r.o.o_parts }, r.x(), norm.w ? r.factors() : nullptr,
+                              r.o.scale, norm.offset, r.added());
+    units<TYPE, 1, o_job<TYPE>> u;
+    u.begin(job);
+#pragma unroll 1
+    for (int i = 4 * threadIdx.x; i < r.o.hidden && norm.w; i += 4 * THREADS)
+        copy_async(r.factors() + i, norm.w + i);
+    if (job.n > 0)
+        copy_columns(r.router(), l.route.w[0], job.mine.tile);
+    all.wait();
+    copy_act(r.act(), l.attention.act, 32 * l.o.n_steps);
+    u.run(job, table, r.sums());
+    __syncthreads();                    /* the rows are there */
+    add_outputs(l.route, r.added(), r.router(), job.mine.tile, job.n, *r.unit(), r.o.outputs);
+}
+
+/* x += parts of o. */
+DEVICE void add_o(norm_runs &v, const block_room &r)
 {
     const gpu_token_step &o = r.o;
-    norm_runs v, w;
-    load_factors(w, l.mlp_norm);
-    all.wait();
     add_pending(v, r.x(), { o.o_parts, o.o.parts, 32 * o.o.n_tiles, o.scale }, o.hidden);
-    norm_row(v, w, l.mlp_norm, r.act(), r.normed(), r.sums());
 }
 
 DEVICE chosen chosen_of(const gpu_token_layer &l, int expert, int pair, float weight)
@@ -758,23 +842,41 @@ DEVICE chosen chosen_of(const gpu_token_layer &l, int expert, int pair, float we
              weight, (int16_t)expert, (int16_t)pair };
 }
 
-DEVICE void run_router(const block_room &r, const gpu_token_layer &l, const barrier &all)
+/* Choose the experts, when the parts of o and the router's outputs are there.  Returns the factor
+ * of the norm of the residual; id: of choose_ids(). */
+DEVICE float choose(const block_room &r, const gpu_token_layer &l, const barrier &all, int &id)
 {
-    router_part part;
-    part.load(l.route, blockIdx.x);
-    norm_mixed(r, l, all);
-    part.run(l.route, r.normed(), r.sums());
+    const int ld = 32 * l.route.w[0].n_tiles, lane = threadIdx.x % 32;
+    const float *const bias = l.route.bias[0];
+    norm_runs v;
+    all.wait();
+    const long long output = (int)threadIdx.x < ld ? added_outputs(r.o.outputs, threadIdx.x, ld) : 0;
+    add_o(v, r);
+    const float inverse = row_inverse(v, l.mlp_norm, r.sums()),
+                unit = float_of(0x7f000000u - bits_of(*r.unit()));      /* 1 / a power of two */
+    id = choose_ids<WARPS>(l.route, r.room(), [&](int i) {
+        const float x = (float)output * unit * inverse;
+        return bias ? x + bias[i] : x;
+    });
+    if (threadIdx.x / 32 == CHOICE_SORTING) {
+        const int n = *r.pos() < 0 ? 0 : l.route.top_k;
+        if (lane < n)
+            r.experts()[lane] = chosen_of(l, id, lane, 1);
+        if (lane == 0)
+            *r.n_chosen() = n;
+    }
+    __syncthreads();                    /* the experts are there */
+    return inverse;
 }
 
-DEVICE void choose(const block_room &r, const gpu_token_layer &l, const barrier &all)
+/* Weigh the experts, which only down needs. */
+DEVICE void weigh(const block_room &r, const gpu_token_layer &l, int id)
 {
-    all.wait();
-    choose_only<WARPS>(l.route, r.room());
-    __syncthreads();                    /* the choice is there */
-    if ((int)threadIdx.x < *r.n_chosen())
-        r.experts()[threadIdx.x] = chosen_of(l, r.tiles()[threadIdx.x].expert, r.order()[threadIdx.x],
-                                             l.up.weigh_input ? 1 : r.weight()[r.order()[threadIdx.x]]);
-    __syncthreads();                    /* the experts are there */
+    if (threadIdx.x / 32 != CHOICE_WEIGHING)
+        return;
+    const float weight = weigh_only(l.route, r.room(), id);
+    if ((int)threadIdx.x < l.route.top_k && !l.up.weigh_input)
+        r.experts()[threadIdx.x].weight = weight;
 }
 
 /* The only expert of a dense layer.  Barriers of other stages follow before it is read. */
@@ -786,14 +888,35 @@ DEVICE void choose_dense(const block_room &r, const gpu_token_layer &l)
     }
 }
 
-template <int TYPE, bool NORMS>
+template <int TYPE>
 DEVICE void run_up(const block_room &r, const gpu_token_layer &l, const wide_table &table, const barrier &all)
 {
     const up_job<TYPE> job(r.o.up, l.up, r.experts(), *r.n_chosen(), r.o.by_tiles, r.act(), r.o.sent);
     units<TYPE, 2, up_job<TYPE>> u;
+    norm_runs v, w;
     u.begin(job);
-    if (NORMS)
-        norm_mixed(r, l, all);
+    load_factors(w, l.mlp_norm.w, r.o.hidden);
+    all.wait();
+    add_o(v, r);
+    norm_row(v, w, l.mlp_norm, r.act(), r.sums());
+    u.run(job, table, r.sums());
+}
+
+/* Of the chosen experts.  The first weights are loaded before the experts are weighed, and the row
+ * normed. */
+template <int TYPE>
+DEVICE void run_experts_up(const block_room &r, const gpu_token_layer &l, const wide_table &table, const barrier &all)
+{
+    int id;
+    const float inverse = choose(r, l, all, id);
+    const up_job<TYPE> job(r.o.up, l.up, r.experts(), *r.n_chosen(), r.o.by_tiles, r.act(), r.o.sent);
+    units<TYPE, 2, up_job<TYPE>> u;
+    norm_runs v, w;
+    u.begin(job);
+    weigh(r, l, id);
+    load_columns(v, r.x(), r.o.hidden);
+    load_factors(w, l.mlp_norm.w ? r.factors() : nullptr, r.o.hidden);
+    store_normed(v, w, l.mlp_norm, inverse, r.act());
     u.run(job, table, r.sums());
 }
 
@@ -821,10 +944,7 @@ DEVICE void complete_layer(gpu_token_layer &l, const block_room &r)
     for (int i = 0; i < 3; i++)
         l.attention.prepare.parts[i].n_parts = o.qkv.parts;
     l.route.pos = o.step.pos;
-    l.route.choice.tiles = r.tiles();
-    l.route.choice.order = r.order();
     l.route.choice.id = r.ids();
-    l.route.choice.n_tiles = r.n_chosen();
     l.route.choice.weight = l.up.choice.weight = r.weight();
 }
 
@@ -862,24 +982,28 @@ void one_token_kernel(gpu_token_step given)
         all.arrive_by_first_warp();
         o.group > GPU_TOKEN_FEW ? attend<GPU_TOKEN_GROUP>(l.attention, r.room(), all)
                                 : attend<GPU_TOKEN_FEW>(l.attention, r.room(), all);
+        if (blockIdx.x == gridDim.x - 1)        /* it mostly has no job of attention */
+            for (int k = threadIdx.x; k < GPU_TOKEN_COPIES * 32 * o.lists; k += THREADS)
+                o.outputs[k] = 0;
         all.arrive();
         if (i + 1 < o.n)                /* over the layer before, which no thread reads now */
             copy_layer(&r.layer(i + 1), o.layers + i + 1);
         if (!l.route.n_experts)
             choose_dense(r, l);
-        run_o<TYPE>(r, l, table, all);
-        all.arrive_by_first_warp();
+        if (l.route.n_experts) {
+            run_o_and_router<TYPE>(r, l, table, all);
+            all.arrive();
+        } else {
+            run_o<TYPE>(r, l, table, all);
+            all.arrive_by_first_warp();
+        }
         /* copy_act() has waited for the next layer, and other threads read it after barriers */
         if (i + 1 < o.n && threadIdx.x == 0)
             complete_layer(r.layer(i + 1), r);
-        if (l.route.n_experts) {
-            run_router(r, l, all);
-            all.arrive_by_first_warp();
-            choose(r, l, all);
-            run_up<TYPE, false>(r, l, table, all);
-        } else {
-            run_up<TYPE, true>(r, l, table, all);
-        }
+        if (l.route.n_experts)
+            run_experts_up<TYPE>(r, l, table, all);
+        else
+            run_up<TYPE>(r, l, table, all);
         all.arrive_by_first_warp();
         run_down<TYPE>(r, l, table, all);
         all.arrive_by_first_warp();
@@ -896,13 +1020,15 @@ void one_token_kernel(gpu_token_step given)
 static size_t plan_room(gpu_token_step &o, const gpu_token_layer &l)
 {
     o.top_k = l.route.n_experts ? (l.route.top_k + 3) / 4 * 4 : 4;
+    o.lists = l.route.n_experts ? l.route.w[0].n_tiles : 0;
     const size_t hidden = (size_t)o.hidden, att = 32 * (size_t)l.o.n_steps,
                  mlp = (size_t)(l.route.n_experts ? l.route.top_k : 1) * (size_t)l.up.act_out_stride,
                  widest = hidden > att ? hidden : att;
     const int table = o.mixed || l.o.type == QT_NL4;
     return gpu_token_shared(&o.room, table ? WIDE_BYTES : 0, hidden, widest > mlp ? widest : mlp,
                             attn_split_bytes<GPU_TOKEN_GROUP, 0, true, WARPS>(l.attention),
-                            l.route.n_experts ? gpu_choose_only_bytes(l.route.n_experts, l.route.top_k) : 0, o.top_k);
+                            l.route.n_experts ? gpu_choose_only_bytes(l.route.n_experts, l.route.top_k) : 0, o.top_k,
+                            o.lists);
 }
 
 /* Set what depends on the shapes, the number of blocks and the context.  Returns the size of shared
@@ -964,7 +1090,9 @@ extern "C" int gpu_one_token_takes(struct gpu *g, const struct gpu_token_layer *
     const int copied = a.kv.type == KV_F16 && !a.kv.tail.base && !a.value_dim &&
                        (((uintptr_t)b.base | b.stride | b.head_stride | b.layer_offset | b.part) & 15) == 0 &&
                        b.head_stride == 2 * (uint64_t)b.part;
-    if (!copied || a.n_heads / a.n_kv_heads > GPU_ATTN_GROUP || hidden % 32 || !GPU_NORM_TAKES(hidden))
+    /* a thread has an output of the router */
+    if (!copied || a.n_heads / a.n_kv_heads > GPU_ATTN_GROUP || hidden % 32 || !GPU_NORM_TAKES(hidden) ||
+        l->route.n_experts > THREADS)
         return 0;
     switch (mixed ? (int)MIXED : l->o.type) {
     case QT_NL4: return fits<QT_NL4>(g, *l, hidden);

@@ -323,7 +323,7 @@ int gpu_attn_latent(struct gpu *g, const struct gpu_attention *o, struct err *e)
  * i * share on.  A tile may be shared by up to `parts` blocks.  Sums of parts are stored in
  * [parts][32 * n_tiles]; those that no block has are zeros. */
 enum { GPU_TURN_PARTS = 4 };
-struct gpu_turns { int n_tiles, per_tile, share, parts; uint32_t by_share /* GPU_INVERSE(share) */; };
+struct gpu_turns { int n_tiles, per_tile, share, parts; uint32_t by_share, by_tile /* GPU_INVERSE() */; };
 static inline struct gpu_turns gpu_turns_divide(int n_tiles, int per_tile, int blocks)
 {
     const int all = n_tiles * per_tile;
@@ -334,7 +334,7 @@ static inline struct gpu_turns gpu_turns_divide(int n_tiles, int per_tile, int b
             most = parts > most ? parts : most;
         }
         if (most <= GPU_TURN_PARTS) {
-            const struct gpu_turns d = { n_tiles, per_tile, share, most, GPU_INVERSE(share) };
+            const struct gpu_turns d = { n_tiles, per_tile, share, most, GPU_INVERSE(share), GPU_INVERSE(per_tile) };
             return d;
         }
     }
@@ -365,8 +365,8 @@ static inline int gpu_whole_turns(int type, int cols, int n_steps, int n_groups)
  *                        prepare.parts are those of gpu_token_step.qkv_parts, whose number is not
  *                        used
  *   route                n_experts 0: a dense layer, whose `up` and `down` are the only expert.
- *                        n 1; w[0] is the router, f32; gpu_chooses_only() allows it; part has
- *                        GPU_SPLITS(n_steps) parts.  choice and pos are not used
+ *                        n 1; w[0] is the router, f32; gpu_chooses_only() allows it; place NULL.
+ *                        part, choice and pos are not used
  *   up                   gate and up; act_out has a row for each chosen expert.  choice is not
  *                        used */
 struct gpu_token_layer {
@@ -385,9 +385,13 @@ struct gpu_token_layer {
     struct gpu_expert_mat down;
 };
 /* Offsets in a block's shared memory.  step: the arguments of the launch; choice: the chosen
- * experts; room: for attention, or to choose experts. */
-struct gpu_token_room { uint32_t step, layers, x, normed, act, sums, choice, room; };
+ * experts; room: for attention, or to choose experts; added: what the block adds to the residual;
+ * factors: of the norm before the experts; router: the columns of a tile of rows of o. */
+struct gpu_token_room { uint32_t step, layers, x, added, act, sums, choice, room, factors, router; };
 enum { GPU_TOKEN_WARPS = 16, GPU_TOKEN_BLOCKS = 256 /* at most */ };
+/* Blocks add the router's outputs to one of these copies, so that they wait less for each other.
+ * Outputs are whole numbers: their sum does not depend on the order. */
+enum { GPU_TOKEN_COPIES = 4, GPU_TOKEN_PITCH = 40 /* floats of 32 experts in `router` */ };
 /* A job of attention has up to four query heads, since more do not fit in registers; the smaller
  * variant has two, since one would compile no faster. */
 enum { GPU_TOKEN_FEW = 2, GPU_TOKEN_GROUP = 4 };
@@ -405,6 +409,7 @@ struct gpu_token_step {
      * multiple of 32] */
     float *qkv_parts, *o_parts, *down_parts;
     struct gpu_step step; int max_splits;       /* as in struct gpu_attention */
+    unsigned long long *outputs;        /* [GPU_TOKEN_COPIES][n_experts, a multiple of 32] */
     unsigned *arrived;                  /* [GPU_GRID_WORDS], 0 before and after */
     /* [GPU_TOKEN_BLOCKS][2][32], 0 before and after: each block's part of the sums of gate and up
      * of a tile, for the block with the tile's first part (grid_send) */
@@ -414,23 +419,27 @@ struct gpu_token_step {
     struct gpu_turns qkv, o, up, down;
     uint32_t by_tiles, by_turns;
     int top_k;                          /* room for as many experts: a multiple of 4 */
+    int lists;                          /* of 32 experts; 0: a dense model */
     int group;                          /* query heads of a job of attention */
     struct gpu_token_room room;
 };
 /* The shared memory of a block: of a residual of `hidden` floats, `act` f16 in the widest row of
- * activations, split bytes for attention, choice bytes to choose top_k experts; table: bytes of the
- * codebook, which comes first.  Attention takes the place of activations.  Returns the size. */
+ * activations, split bytes for attention, choice bytes to choose top_k of 32 * lists experts (0: a
+ * dense model); table: bytes of the codebook, which comes first.  Attention takes the place of
+ * activations and the router.  Returns the size. */
 static inline size_t gpu_token_shared(struct gpu_token_room *r, size_t table, size_t hidden, size_t act, size_t split,
-                                      size_t choice, int top_k)
+                                      size_t choice, int top_k, int lists)
 {
     const size_t sizes[] = { sizeof(struct gpu_token_step), 2 * sizeof(struct gpu_token_layer), sizeof(float) * hidden,
                              sizeof(float) * 2 * 2 * 32 * GPU_TOKEN_WARPS,      /* two units, gate and up */
-                             (size_t)(top_k + 3) / 4 * 4 * (sizeof(struct gpu_expert_tile) + 4 * sizeof(void *) +
-                                                            3 * sizeof(int32_t)) + 4 * sizeof(int32_t),
-                             choice, sizeof(uint16_t) * act, sizeof(float) * hidden };
-    uint32_t *const to[] = { &r->step, &r->layers, &r->x, &r->sums, &r->choice, &r->room, &r->act, &r->normed };
+                             (size_t)(top_k + 3) / 4 * 4 * (4 * sizeof(void *) + 2 * sizeof(int32_t)) +
+                                 5 * sizeof(int32_t),
+                             choice, sizeof(uint16_t) * act, lists ? sizeof(float) * hidden : 0,
+                             lists ? sizeof(float) * hidden : 0, sizeof(float) * 32 * GPU_TOKEN_PITCH * (size_t)lists };
+    uint32_t *const to[] = { &r->step, &r->layers, &r->x, &r->sums, &r->choice, &r->room, &r->act, &r->added,
+                             &r->factors, &r->router };
     size_t n = table;
-    for (int i = 0; i < 8; i++) {
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         *to[i] = (uint32_t)n;
         n += (sizes[i] + 15) / 16 * 16;
     }

@@ -297,7 +297,7 @@ DEVICE void sort_pairs(const gpu_route &r, unsigned *room, int block, int n_bloc
 DEVICE void choose_tokens(const gpu_route &r, float *room, int block, int n_blocks)
 {
     if (gpu_chooses_only(&r)) {
-        choose_only<WARPS>(r, room);
+        choose_only<WARPS>(r, room, [&](int i) { return output_of(r, i); });
         return;
     }
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

@@ -120,13 +120,13 @@ DEVICE ranks ranks_of(const gpu_route &r, float *room)
 }
 
 /* Store the outputs of a list, or scores that depend on nothing else, and the keys. */
-DEVICE void key_list(const gpu_route &r, const ranks &k, int list, int lane)
+template <class OUTPUT> DEVICE void key_list(const gpu_route &r, const ranks &k, int list, int lane, OUTPUT output)
 {
     const int i = 32 * list + lane;
     float x = 0;
     uint32_t mine = 0;
     if (i < r.n_experts) {
-        x = output_of(r, i);
+        x = output(i);
         mine = key_of(x);
         if (r.router == GPU_ROUTER_SIGMOID || r.router == GPU_ROUTER_SQRT_SOFTPLUS) {
             x = score_of(r.router, x, 0);
@@ -203,20 +203,22 @@ DEVICE float score_lists(const gpu_route &r, const ranks &k, int lane)
     return sum;
 }
 
-/* Choose the experts of the only token, and sort the pairs, with all threads of a block of WARPS
- * warps, where gpu_chooses_only() allows it.  room: gpu_choose_only_bytes(); the arrays of r.choice
- * may be in shared memory, too.  Other threads may read them, and write to the room, after a
- * __syncthreads(). */
-template <int WARPS> DEVICE void choose_only(const gpu_route &r, float *room)
+/* Warps with a task of their own in the choice of the only token's experts. */
+enum { CHOICE_WEIGHING, CHOICE_SORTING };
+
+/* Choose the experts of the only token with all threads of a block of WARPS warps, where
+ * gpu_chooses_only() allows it.  output(i): the router's output i; lane l of warp w asks for output
+ * 32 * (w + n * WARPS) + l.  room: gpu_choose_only_bytes().  Lane k of the two warps above returns
+ * the k-th expert; weigh_only() may follow after a __syncthreads(). */
+template <int WARPS, class OUTPUT> DEVICE int choose_ids(const gpu_route &r, float *room, OUTPUT output)
 {
-    enum { WEIGHING, SORTING, SHARING = WARPS - 2, SCORING };  /* warps with a task of their own */
+    enum { SHARING = WARPS - 2, SCORING };
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const ranks k = ranks_of(r, room);
-    const bool none = r.pos[0] < 0, softmax = r.router == GPU_ROUTER_SOFTMAX,
-               shares = warp == SHARING && lane == 0 && r.choice.shared;
-    const float shared = shares ? output_of(r, r.n_experts) : 0;
+    const bool softmax = r.router == GPU_ROUTER_SOFTMAX, shares = warp == SHARING && lane == 0 && r.choice.shared;
+    const float shared = shares ? output(r.n_experts) : 0;
     for (int list = warp; list < k.n_lists; list += WARPS)
-        key_list(r, k, list, lane);
+        key_list(r, k, list, lane, output);
     __syncthreads();                    /* the keys are there */
     if (shares)
         r.choice.shared[0] = sigmoid(shared);
@@ -229,20 +231,36 @@ template <int WARPS> DEVICE void choose_only(const gpu_route &r, float *room)
         if (lane == 0)
             *k.sum = sum;
     }
-    const int id = warp <= SORTING ? rank_best(r, k, k.chosen + 32 * warp, lane) : 0;
-    if (warp == SORTING && r.sort)
-        sort_one(r, lane < r.top_k && !none ? id : -1, lane);
-    __syncthreads();                    /* the scores and their sum are there */
-    if (warp != WEIGHING)
-        return;
+    return warp <= CHOICE_SORTING ? rank_best(r, k, k.chosen + 32 * warp, lane) : 0;
+}
+
+/* Store the experts of choose_ids() and their weights.  Only the warp CHOICE_WEIGHING calls it, and
+ * its lane k returns the weight of the k-th. */
+DEVICE float weigh_only(const gpu_route &r, float *room, int id)
+{
+    const ranks k = ranks_of(r, room);
+    const int lane = threadIdx.x % 32;
     float score = lane < r.top_k ? k.output[id] : 0;
-    if (softmax)
+    if (r.router == GPU_ROUTER_SOFTMAX)
         score /= *k.sum;
     score = weight_of(r, score, lane);
     if (lane < r.top_k) {
-        r.choice.id[lane] = none ? -1 : id;
+        r.choice.id[lane] = r.pos[0] < 0 ? -1 : id;
         r.choice.weight[lane] = score;
     }
+    return score;
+}
+
+/* Choose, sort the pairs, and weigh.  The arrays of r.choice may be in shared memory, too.  Other
+ * threads may read them, and write to the room, after a __syncthreads(). */
+template <int WARPS, class OUTPUT> DEVICE void choose_only(const gpu_route &r, float *room, OUTPUT output)
+{
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, id = choose_ids<WARPS>(r, room, output);
+    if (warp == CHOICE_SORTING && r.sort)
+        sort_one(r, lane < r.top_k && r.pos[0] >= 0 ? id : -1, lane);
+    __syncthreads();                    /* the scores and their sum are there */
+    if (warp == CHOICE_WEIGHING)
+        weigh_only(r, room, id);
 }
 
 #endif

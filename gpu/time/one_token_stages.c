@@ -21,6 +21,13 @@ enum {
     START_COPIES = 320,
     CHOSEN = 100,                       /* addresses of the chosen experts, and a barrier */
     JOIN = 60,                          /* instructions of a warp to divide gate and up, and to join them */
+    /* instructions of a warp: to start the copies of the router's columns and the norm's factors;
+     * for eight outputs of the router; of the first half of a norm, with the loads of an output.
+     * Cycles from a sum to an output */
+    START_ROUTER = 75,
+    OUTPUTS = 85,
+    NORM_SUM = 150,
+    AS_OUTPUT = 40,
 };
 
 /* ---- the models ---- */
@@ -244,28 +251,33 @@ static void add_attention(struct token_walk *t, int index)
         .alone_l2 = (n_splits > 1 ? 2 : 0) + ceil((double)n_splits / AT_ONCE) });
 }
 
-static void add_o(struct token_walk *t, const struct layer *l)
+/* The router's outputs, which blocks add up after the product of o. */
+static void count_outputs(const struct token_walk *t, struct timed_launch *l, const struct mat *router,
+                          const struct gpu_turns *o)
+{
+    /* assumed: L2 adds to 32 bytes of a line in a cycle; blocks with turns add to the copies */
+    enum { LINE_ADDS = 128 / 32 };
+    const int warps = 4 * router->n_tiles < GPU_TOKEN_WARPS ? 4 * router->n_tiles : GPU_TOKEN_WARPS;
+    const double units = ceil((double)o->share / o->per_tile), columns = (double)TILE_ROWS * router->n_tiles * 128;
+    l->bytes += (double)router->size;
+    l->l2_bytes += (double)router->size + 4.0 * t->same.blocks * t->w->m->config.hidden_size;
+    l->early += fmin(columns, (double)router->size);
+    l->early_cycles += issue_cycles(t, START_ROUTER, GPU_TOKEN_WARPS);
+    l->setup_cycles += issue_cycles(t, OUTPUTS * units, warps) * ceil(4.0 * router->n_tiles / warps) +
+                       (double)l->active / GPU_TOKEN_COPIES * LINE_ADDS;
+    l->setup_l2 += units - 1;           /* columns of further tiles */
+    l->frees = 0;                       /* all warps add before the block arrives */
+}
+
+static void add_o(struct token_walk *t, const struct layer *l, int moe)
 {
     struct timed_launch s = { .what = "o", .part = TIMED_LINEAR, .bytes = (double)l->o.w.size,
                               .flop = product(&l->o.w, 1), .done = 8 * product(&l->o.w, 1),
                               .l2_bytes = (double)l->o.w.size + 2.0 * t->same.blocks * l->o.w.cols,
                               .setup_cycles = COPY + REDUCE };
     count_turns(t, &s, &t->o, (const struct mat *const[]){ &l->o.w }, 1);
-    stage(t, s);
-}
-
-static void add_router(struct token_walk *t, const struct layer *l)
-{
-    enum { HALF = 16 };
-    const struct mat *m = &l->router.w;
-    const unsigned parts = (unsigned)GPU_SPLITS(n_steps(m)), units = (unsigned)m->n_tiles * parts;
-    struct timed_launch s = { .what = "router", .bytes = (double)m->size, .l2_bytes = (double)m->size,
-                              .active = units < t->same.blocks ? units : t->same.blocks, .setup_memory = 1,
-                              .setup_cycles = 2 * HALF + REDUCE,
-                              .early = GPU_TOKEN_WARPS * HALF * TILE_ROWS * sizeof(float), .frees = REDUCE,
-                              .early_cycles = 2 * HALF * GPU_TOKEN_WARPS / 4,
-                              .issue = (double)m->n_tiles * n_steps(m) * (64 + 50.0) };
-    count_norm(t, &s, &t->o);
+    if (moe)
+        count_outputs(t, &s, &l->router.w, &t->o);
     stage(t, s);
 }
 
@@ -309,10 +321,16 @@ static void add_up(struct token_walk *t, const struct mat *const mats[3], const 
     s.turn_memory = 1;
     s.turn_cycles = (gate.all + up.all) / split;
     count_join(t, &s, split);
-    if (m) {                            /* the router's outputs, and the choice */
-        s.setup_l2 = 1;
-        s.setup_cycles += walk_choose_cycles(m) + COPY + CHOSEN;
-        s.l2_bytes += 4.0 * t->same.blocks * m->n_experts * GPU_SPLITS(n_steps(mats[0]));
+    if (m) {
+        /* the parts of o and the router's outputs; half of the norm, the choice, the first loads.
+         * The weights of experts and the end of the norm have time until these are there */
+        const int with_columns = (int)ceil_of(t->w->m->config.hidden_size, 256);
+        s.setup_l2++;
+        s.setup_cycles += issue_cycles(t, NORM_SUM, with_columns < GPU_TOKEN_WARPS ? with_columns : GPU_TOKEN_WARPS) +
+                          NORM_WAITS + AS_OUTPUT + walk_ids_cycles(m) + CHOSEN +
+                          fmin(place_cycles(t, gate), place_cycles(t, up)) * 4 / GPU_TOKEN_WARPS;
+        s.l2_bytes += t->same.blocks * (4.0 * t->o.parts * t->w->m->config.hidden_size +
+                                        8.0 * GPU_TOKEN_COPIES * TILE_ROWS * ceil_of(m->n_experts, TILE_ROWS));
     } else {
         s.early = first * ((double)mats[0]->tile_bytes + (double)mats[1]->tile_bytes) / d->per_tile / split;
         s.early_cycles = fmax(place_cycles(t, gate), place_cycles(t, up));
@@ -344,7 +362,8 @@ static size_t shared_of(const struct walk *w, int table)
                  sums = sizeof(float) * (THREADS / (dim / EACH)) * group * dim, copy = 4 * dim * GPU_SPLIT,
                  split = sizeof(float) * (group * (dim + GPU_SPLIT) + 2 * dim) + (copy > sums ? copy : sums);
     return gpu_token_shared(&room, table ? 2 * TABLE_SIZE : 0, hidden, widest > mlp ? widest : mlp, split,
-                            moe ? gpu_choose_only_bytes(c->moe.n_experts, c->moe.top_k) : 0, moe ? c->moe.top_k : 1);
+                            moe ? gpu_choose_only_bytes(c->moe.n_experts, c->moe.top_k) : 0, moe ? c->moe.top_k : 1,
+                            moe ? (c->moe.n_experts + 31) / 32 : 0);
 }
 
 int walk_one_token(struct walk *w)
@@ -379,9 +398,7 @@ int walk_one_token(struct walk *w)
         mlp_of(w, i, mats);
         add_qkv(&t, l, i == 0);
         add_attention(&t, i);
-        add_o(&t, l);
-        if (moe)
-            add_router(&t, l);
+        add_o(&t, l, moe);
         add_up(&t, mats, moe ? &c->moe : NULL);
         add_down(&t, mats[2], n);
     }

@@ -481,16 +481,21 @@ static int chooses_only(const struct walk *w)
 /* Cycles of a block that chooses the experts of the only token by their ranks (calculated from 29
  * cycles for a load from shared memory, 4 for each 16 bytes of a lane, 25 for a shuffle, 30 for a
  * barrier, and issue slots). */
-double walk_choose_cycles(const struct moe *m)
+double walk_ids_cycles(const struct moe *m)
 {
-    enum { KEYS = 60, LISTS = 60 /* stores, and a barrier */, ROUND = 130 /* 32 keys against 32 */, ENDS = 140 };
+    enum { KEYS = 60, LISTS = 60 /* stores, and a barrier */, ROUND = 130 /* 32 keys against 32 */, BEST = 60 };
     const int lists = (int)ceil_of(m->n_experts, 32);
     /* warps of a list load 8 times; the scores are computed meanwhile */
     const double ranks = fmax(170, 70 + 32.0 * lists),
                  scores = m->router == ROUTER_SOFTMAX ? 95 + 20.0 * lists : 0;
-    return KEYS + fmax(ranks, scores) + LISTS + ROUND * GPU_CHOICE_COMPARISONS(m->n_experts, m->top_k) +
-           /* the chosen ones, a barrier, the score and the weight, and their sum */
-           60 + 30 + ENDS + 25 * (m->top_k > 8 ? 5 : 3);
+    return KEYS + fmax(ranks, scores) + LISTS + ROUND * GPU_CHOICE_COMPARISONS(m->n_experts, m->top_k) + BEST;
+}
+
+/* The same with the weights of the experts. */
+static double choose_only_cycles(const struct moe *m)
+{
+    enum { BARRIER = 30, WEIGHT = 140, SHUFFLE = 25 };
+    return walk_ids_cycles(m) + BARRIER + WEIGHT + SHUFFLE * (m->top_k > 8 ? 5 : 3);
 }
 
 /* Cycles of a warp that chooses the experts of a token, one after the other: a reduction and a
@@ -502,7 +507,7 @@ static double choose_cycles(const struct walk *w, int sort)
     const struct moe *m = &w->m->config.moe;
     const int n = m->top_k, few = m->n_experts <= 128;
     if (chooses_only(w))
-        return walk_choose_cycles(m);
+        return choose_only_cycles(m);
     return 300 + (few ? 100 + 60.0 * n : 130.0 * n) + 200 + (!sort ? 0 : w->n == 1 ? 100 + 10.0 * n : 1000);
 }
 

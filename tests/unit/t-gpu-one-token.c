@@ -62,22 +62,22 @@ static int add_biases(struct model *m, void **owned)
     return n;
 }
 
-/* Give all layers four query heads of 128 numbers that share a key: results of attention that take
- * more threads than a warp has. */
-static int make_wide_heads(struct model *m, enum qtype type, int group, void **owned)
+/* Give all layers four query heads of 128 numbers that share n_kv keys: results of attention that
+ * take more threads than a warp has. */
+static int make_wide_heads(struct model *m, enum qtype type, int group, int n_kv, void **owned)
 {
     enum { HEADS = 4, DIM = 128 };
     struct rng r = { 8 };
     const int hidden = m->config.hidden_size;
     int n = 0;
     m->config.n_heads = HEADS;
-    m->config.n_kv_heads = 1;
+    m->config.n_kv_heads = n_kv;
     m->config.head_dim = DIM;
     for (int i = 0; i < m->config.n_layers; i++) {
         struct layer *l = &m->layers[i];
         owned[n++] = random_linear(&l->q, type, group, HEADS * DIM, hidden, 0.1f, &r);
-        owned[n++] = random_linear(&l->k, type, group, DIM, hidden, 0.1f, &r);
-        owned[n++] = random_linear(&l->v, type, group, DIM, hidden, 0.1f, &r);
+        owned[n++] = random_linear(&l->k, type, group, n_kv * DIM, hidden, 0.1f, &r);
+        owned[n++] = random_linear(&l->v, type, group, n_kv * DIM, hidden, 0.1f, &r);
         owned[n++] = random_linear(&l->o, type, group, hidden, HEADS * DIM, 0.1f, &r);
     }
     return n;
@@ -255,7 +255,7 @@ static void wide_heads(void **state)
     void *owned[MOST_OWNED];
     struct model *m = load("tiny", QT_F16);
     int n = quantize_dense(m, QT_NL4, 32, owned);
-    n += make_wide_heads(m, QT_NL4, 32, owned + n);
+    n += make_wide_heads(m, QT_NL4, 32, 1, owned + n);
     n_sms = 3;
     compare(m, 150, 1, 1, "4 heads of 128, two splits");
     n_sms = 0;
@@ -289,6 +289,8 @@ static void experts(void **state)
         void *owned[MOST_OWNED];
         struct model *m = load("tiny", QT_F16);
         int n = quantize_dense(m, cases[i].type, cases[i].group, owned);
+        if (i == 0)                     /* with three blocks, tiles of o are divided */
+            n += make_wide_heads(m, cases[i].type, cases[i].group, 2, owned + n);
         n += make_experts(m, cases[i].type, cases[i].group, cases[i].moe, owned + n);
         n_sms = 3;
         compare(m, 20, 1, 1, cases[i].what);
