@@ -7,7 +7,7 @@
  *
  * stages   of a layer, with a barrier after each (prim/grid.cuh):
  *            qkv        x += parts of the layer before; norm; q, k and v
- *            attention  as attn_decode.cu: splits of the context, of which the last one merges
+ *            attention  splits of the context, the last of which merges them (attn_token.cuh)
  *            o          its product; and the router's product with the block's part of its sum
  *            up         x += parts of o; the choice of experts, by every block for itself; norm;
  *                       gate, up and activation
@@ -50,7 +50,7 @@ DEVICE unsigned thread_number()
 #define threadIdx (dim3(thread_number()))
 #endif
 
-#include "gpu/prim/attn_split.cuh"
+#include "gpu/prim/attn_token.cuh"
 #include "gpu/prim/choose.cuh"
 #include "gpu/prim/experts.cuh"
 #include "gpu/prim/few_tokens.cuh"
@@ -716,27 +716,6 @@ struct barrier {
     DEVICE void wait() const { grid_wait(arrived, n); }
 };
 
-/* Attention of this block's splits.  The first one waits at the barrier, after it has begun to copy
- * keys and values. */
-template <int GROUP> DEVICE void attend(const gpu_attention &o, float *room, barrier all)
-{
-    const int passes = (o.n_heads / o.n_kv_heads + GROUP - 1) / GROUP, n_y = o.n_kv_heads * passes;
-    bool waited = false;
-    /* in the order of splits: their number is padded, so the last ones may have no positions */
-    for (int job = blockIdx.x; job < n_y * o.max_splits; job += gridDim.x) {
-        if (waited)
-            __syncthreads();            /* the job before has read its room */
-        attn_split_block<KV_F16, GROUP, 0, true, WARPS, true>(
-            o, passes, dim3((unsigned)(job / n_y), (unsigned)(job % n_y), 0), (unsigned)n_y, room, [&] {
-                if (!waited)
-                    all.wait();
-                waited = true;
-            });
-    }
-    if (!waited)
-        all.wait();
-}
-
 /* Copy the description of a layer to shared memory. */
 DEVICE void copy_layer(gpu_token_layer *to, const gpu_token_layer *from)
 {
@@ -768,10 +747,11 @@ struct block_room {
     DEVICE int32_t *ids() const { return reinterpret_cast<int32_t *>(experts() + o.top_k); }
     DEVICE float *weight() const { return reinterpret_cast<float *>(ids() + o.top_k); }
     DEVICE int32_t *n_chosen() const { return reinterpret_cast<int32_t *>(weight() + o.top_k); }
-    DEVICE int32_t *zero() const { return n_chosen() + 1; }     /* the row of the token */
     DEVICE int32_t *pos() const { return n_chosen() + 2; }
     DEVICE int32_t *table_of() const { return n_chosen() + 3; }
     DEVICE float *unit() const { return reinterpret_cast<float *>(n_chosen() + 4); }    /* of in_units() */
+    /* of the first job of attention, and of two others in turn */
+    DEVICE int32_t *kv_blocks() const { return n_chosen() + 8; }
     DEVICE chosen *experts() const { return reinterpret_cast<chosen *>(at(o.room.choice)); }
 };
 
@@ -805,6 +785,34 @@ DEVICE void run_o(const block_room &r, const gpu_token_layer &l, const wide_tabl
     all.wait();
     copy_act(r.act(), l.attention.act, 32 * l.o.n_steps);
     u.run(job, table, r.sums());
+}
+
+/* Attention of this block's splits.  The first one waits at the barrier, after it has begun to copy
+ * keys and values. */
+DEVICE void attend(const block_room &r, const gpu_token_layer &l, const barrier &all)
+{
+    const gpu_attention &o = l.attention;
+    int32_t *kv = r.kv_blocks();        /* of the first job, which has them in all layers */
+    int job = blockIdx.x;
+    /* in the order of splits: their number is padded, so the last ones may have no positions */
+#pragma unroll 1
+    for (int i = 0; job < o.n_kv_heads * o.max_splits; i++, job += gridDim.x) {
+        const int split = divided(job, r.o.by_kv_heads);
+        if (i) {
+            kv = r.kv_blocks() + (1 + i % 2) * SPLIT_KV;
+            find_kv_blocks(kv, o.step, split);
+            __syncthreads();            /* the job before has read its room, and the numbers are there */
+        }
+        attend_to_split(o, token_split(o, r.o.share, job - split * o.n_kv_heads, split), kv,
+                        reinterpret_cast<uint8_t *>(r.room()), [&] {
+            if (i)
+                __syncthreads();
+            else
+                all.wait();
+        });
+    }
+    if (job == (int)blockIdx.x)
+        all.wait();
 }
 
 /* o of a layer with experts, and the outputs of its router. */
@@ -938,8 +946,7 @@ DEVICE void run_down(const block_room &r, const gpu_token_layer &l, const wide_t
 DEVICE void complete_layer(gpu_token_layer &l, const block_room &r)
 {
     const gpu_token_step &o = r.o;
-    l.attention.step = l.attention.prepare.step = o.step;
-    l.attention.rows = r.zero();
+    l.attention.step = o.step;
     l.attention.max_splits = o.max_splits;
     for (int i = 0; i < 3; i++)
         l.attention.prepare.parts[i].n_parts = o.qkv.parts;
@@ -959,7 +966,6 @@ void one_token_kernel(gpu_token_step given)
     barrier all = { given.arrived, 0 };
     if (threadIdx.x == 0) {
         o = given;
-        *r.zero() = 0;
         *r.pos() = *given.step.pos;
         *r.table_of() = *given.step.table_of;
         o.step.pos = r.pos();
@@ -975,13 +981,14 @@ void one_token_kernel(gpu_token_step given)
     if (threadIdx.x == 0)
         complete_layer(r.layer(0), r);
     __syncthreads();                    /* it is complete */
+    if ((int)blockIdx.x < r.layer(0).attention.n_kv_heads * o.max_splits)
+        find_kv_blocks(r.kv_blocks(), o.step, divided(blockIdx.x, o.by_kv_heads));
 #pragma unroll 1
     for (int i = 0; i < o.n; i++) {
         const gpu_token_layer &l = r.layer(i);
         run_qkv<TYPE>(r, l, table, all, i == 0);
         all.arrive_by_first_warp();
-        o.group > GPU_TOKEN_FEW ? attend<GPU_TOKEN_GROUP>(l.attention, r.room(), all)
-                                : attend<GPU_TOKEN_FEW>(l.attention, r.room(), all);
+        attend(r, l, all);
         if (blockIdx.x == gridDim.x - 1)        /* it mostly has no job of attention */
             for (int k = threadIdx.x; k < GPU_TOKEN_COPIES * 32 * o.lists; k += THREADS)
                 o.outputs[k] = 0;
@@ -1026,24 +1033,23 @@ static size_t plan_room(gpu_token_step &o, const gpu_token_layer &l)
                  widest = hidden > att ? hidden : att;
     const int table = o.mixed || l.o.type == QT_NL4;
     return gpu_token_shared(&o.room, table ? WIDE_BYTES : 0, hidden, widest > mlp ? widest : mlp,
-                            attn_split_bytes<GPU_TOKEN_GROUP, 0, true, WARPS>(l.attention),
+                            gpu_token_split_bytes((size_t)l.attention.head_dim, l.attention.kv.blocks.part),
                             l.route.n_experts ? gpu_choose_only_bytes(l.route.n_experts, l.route.top_k) : 0, o.top_k,
                             o.lists);
 }
 
-/* Set what depends on the shapes, the number of blocks and the context.  Returns the size of shared
- * memory. */
-static size_t plan(gpu_token_step &o, const gpu_token_layer &l, int blocks, int n_sms)
+/* Set what depends on the shapes and the number of blocks.  Returns the size of shared memory. */
+static size_t plan(gpu_token_step &o, const gpu_token_layer &l, int blocks)
 {
-    const int steps = GPU_TURN_STEPS(l.o.type), share = l.attention.n_heads / l.attention.n_kv_heads,
-              top_k = l.route.n_experts ? l.route.top_k : 1;
+    const int steps = GPU_TURN_STEPS(l.o.type), top_k = l.route.n_experts ? l.route.top_k : 1;
     o.qkv = gpu_turns_divide(l.qkv[0].n_tiles + l.qkv[1].n_tiles + l.qkv[2].n_tiles, l.qkv[0].n_steps / steps, blocks);
     o.o = gpu_turns_divide(l.o.n_tiles, l.o.n_steps / steps, blocks);
     o.up = gpu_turns_divide(top_k * l.up.w[0].w.n_tiles, l.up.w[0].w.n_steps / steps, blocks);
     o.down = gpu_turns_divide(l.down.w.n_tiles, top_k * l.down.w.n_steps / steps, blocks);
     o.by_tiles = GPU_INVERSE(l.up.w[0].w.n_tiles);
     o.by_turns = GPU_INVERSE(l.down.w.n_steps / steps);
-    o.group = gpu_token_group(share, l.attention.n_kv_heads * o.max_splits, n_sms);
+    o.by_kv_heads = GPU_INVERSE(l.attention.n_kv_heads);
+    o.share = l.attention.n_heads / l.attention.n_kv_heads;
     return plan_room(o, l);
 }
 
@@ -1057,7 +1063,7 @@ template <int TYPE> static int run(struct gpu *g, const gpu_token_layer &l, cons
               blocks = fit < most ? fit : most;
     if (blocks < 1)
         return err_set(e, ERR_UNSUPPORTED, "one_token: no room for a block");
-    const size_t shared = plan(o, l, blocks, n_sms);
+    const size_t shared = plan(o, l, blocks);
     return launch_together(g, "one_token", one_token_kernel<TYPE>, blocks, THREADS, shared, e, o);
 }
 
@@ -1089,7 +1095,7 @@ extern "C" int gpu_one_token_takes(struct gpu *g, const struct gpu_token_layer *
     const gpu_kv_blocks &b = a.kv.blocks;
     const int copied = a.kv.type == KV_F16 && !a.kv.tail.base && !a.value_dim &&
                        (((uintptr_t)b.base | b.stride | b.head_stride | b.layer_offset | b.part) & 15) == 0 &&
-                       b.head_stride == 2 * (uint64_t)b.part;
+                       b.head_stride == 2 * (uint64_t)b.part && a.head_dim % 32 == 0 && a.head_dim <= GPU_TOKEN_DIM;
     /* a thread has an output of the router */
     if (!copied || a.n_heads / a.n_kv_heads > GPU_ATTN_GROUP || hidden % 32 || !GPU_NORM_TAKES(hidden) ||
         l->route.n_experts > THREADS)

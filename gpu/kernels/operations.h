@@ -363,7 +363,9 @@ static inline int gpu_whole_turns(int type, int cols, int n_steps, int n_groups)
  *   qkv, o               matrices for which gpu_whole_turns() is 1
  *   attention            as for gpu_attn_decode with `prepare`, but for step, rows and max_splits;
  *                        prepare.parts are those of gpu_token_step.qkv_parts, whose number is not
- *                        used
+ *                        used.  Heads have a multiple of 32 elements, up to GPU_TOKEN_DIM; `order`
+ *                        is GPU_ACT_LANES; partial is [n_heads][max_splits][head_dim], and then
+ *                        the largest score and the sum of weights of each split
  *   route                n_experts 0: a dense layer, whose `up` and `down` are the only expert.
  *                        n 1; w[0] is the router, f32; gpu_chooses_only() allows it; place NULL.
  *                        part, choice and pos are not used
@@ -388,17 +390,10 @@ struct gpu_token_layer {
  * experts; room: for attention, or to choose experts; added: what the block adds to the residual;
  * factors: of the norm before the experts; router: the columns of a tile of rows of o. */
 struct gpu_token_room { uint32_t step, layers, x, added, act, sums, choice, room, factors, router; };
-enum { GPU_TOKEN_WARPS = 16, GPU_TOKEN_BLOCKS = 256 /* at most */ };
+enum { GPU_TOKEN_WARPS = 16, GPU_TOKEN_BLOCKS = 256 /* at most */, GPU_TOKEN_DIM = 128 /* most elements of a head */ };
 /* Blocks add the router's outputs to one of these copies, so that they wait less for each other.
  * Outputs are whole numbers: their sum does not depend on the order. */
 enum { GPU_TOKEN_COPIES = 4, GPU_TOKEN_PITCH = 40 /* floats of 32 experts in `router` */ };
-/* A job of attention has up to four query heads, since more do not fit in registers; the smaller
- * variant has two, since one would compile no faster. */
-enum { GPU_TOKEN_FEW = 2, GPU_TOKEN_GROUP = 4 };
-static inline int gpu_token_group(int share, int n_splits, int n_sms)
-{
-    return gpu_attn_group(share, n_splits, n_sms) > GPU_TOKEN_FEW ? GPU_TOKEN_GROUP : GPU_TOKEN_FEW;
-}
 struct gpu_token_step {
     const struct gpu_token_layer *layers;       /* device memory */
     int n;                              /* number of layers, all of the same shapes */
@@ -414,15 +409,26 @@ struct gpu_token_step {
     /* [GPU_TOKEN_BLOCKS][2][32], 0 before and after: each block's part of the sums of gate and up
      * of a tile, for the block with the tile's first part (grid_send) */
     uint64_t *sent;
-    /* gpu_one_token() sets these; by: GPU_INVERSE of the tiles of an expert's gate, and of the
-     * turns of its down */
+    /* gpu_one_token() sets these; by: GPU_INVERSE of the tiles of an expert's gate, of the turns of
+     * its down, and of n_kv_heads */
     struct gpu_turns qkv, o, up, down;
-    uint32_t by_tiles, by_turns;
+    uint32_t by_tiles, by_turns, by_kv_heads;
     int top_k;                          /* room for as many experts: a multiple of 4 */
     int lists;                          /* of 32 experts; 0: a dense model */
-    int group;                          /* query heads of a job of attention */
+    int share;                          /* query heads that share a key */
     struct gpu_token_room room;
 };
+/* The shared memory of attention to a split, of heads of dim with `part` bytes of keys in a KV
+ * block: 16 bytes of weights and a sum for each lane and KV block; a number for each head and KV
+ * block, and four; copies of keys and values; queries, for each 16 elements; and heads that are
+ * being prepared (gpu/prim/attn_token.cuh). */
+enum { GPU_TOKEN_QUERIES = 32 * 16 + 64 };
+static inline size_t gpu_token_split_bytes(size_t dim, size_t part)
+{
+    const size_t blocks = GPU_SPLIT / KV_BLOCK;
+    return blocks * 32 * (16 + sizeof(float)) + sizeof(float) * (GPU_ATTN_GROUP * blocks + 4) + 2 * blocks * part +
+           dim / 16 * GPU_TOKEN_QUERIES + sizeof(float) * (GPU_ATTN_GROUP + 2) * dim;
+}
 /* The shared memory of a block: of a residual of `hidden` floats, `act` f16 in the widest row of
  * activations, split bytes for attention, choice bytes to choose top_k of 32 * lists experts (0: a
  * dense model); table: bytes of the codebook, which comes first.  Attention takes the place of
@@ -433,7 +439,7 @@ static inline size_t gpu_token_shared(struct gpu_token_room *r, size_t table, si
     const size_t sizes[] = { sizeof(struct gpu_token_step), 2 * sizeof(struct gpu_token_layer), sizeof(float) * hidden,
                              sizeof(float) * 2 * 2 * 32 * GPU_TOKEN_WARPS,      /* two units, gate and up */
                              (size_t)(top_k + 3) / 4 * 4 * (4 * sizeof(void *) + 2 * sizeof(int32_t)) +
-                                 5 * sizeof(int32_t),
+                                 8 * sizeof(int32_t) + 3 * GPU_SPLIT / KV_BLOCK * sizeof(int32_t),
                              choice, sizeof(uint16_t) * act, lists ? sizeof(float) * hidden : 0,
                              lists ? sizeof(float) * hidden : 0, sizeof(float) * 32 * GPU_TOKEN_PITCH * (size_t)lists };
     uint32_t *const to[] = { &r->step, &r->layers, &r->x, &r->sums, &r->choice, &r->room, &r->act, &r->added,

@@ -86,6 +86,25 @@ DEVICE float grid_receive(uint64_t *from)
     return float_of((uint32_t)(word >> 32));
 }
 
+/* All threads call it, after they have written: count this block at *arrived, which is 0 before the
+ * first.  Returns true in all threads of the last of n blocks, which may then read what all of them
+ * have written, and sets *arrived to 0: for a block that counts there after another barrier.  room:
+ * a word of shared memory that nothing else writes. */
+DEVICE bool grid_last(unsigned *arrived, unsigned n, unsigned *room)
+{
+    __syncthreads();                    /* all threads have written, and have read the answer before */
+    if (threadIdx.x == 0) {
+        unsigned before;
+        EITHER(asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory"),
+               before = atomicAdd(arrived, 1u));
+        *room = before + 1 == n;
+        if (before + 1 == n)
+            *arrived = 0;
+    }
+    __syncthreads();                    /* the answer is there */
+    return *room;
+}
+
 /* All threads of a block that has waited after all others have: the next launch starts from 0. */
 DEVICE void grid_reset(unsigned *arrived)
 {

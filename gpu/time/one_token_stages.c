@@ -12,13 +12,12 @@ enum {
     /* of nvcc's code for sm_90, along the path of a warp: cycles of the first warp after the last
      * product of a unit (sums, a barrier, sums of 16 warps, a store); cycles of a copy of
      * activations and a barrier; instructions of a warp in a stage outside of its turns (gate and
-     * up: twice as many), for a norm of a run of columns, and to start the copies of a split */
+     * up: twice as many), and for a norm of a run of columns */
     REDUCE = 250,
     COPY = 150,
     OUTSIDE = 110,
     NORM = 130,
     NORM_WAITS = 200,                   /* cycles of shuffles and barriers that nothing hides */
-    START_COPIES = 320,
     CHOSEN = 100,                       /* addresses of the chosen experts, and a barrier */
     JOIN = 60,                          /* instructions of a warp to divide gate and up, and to join them */
     /* instructions of a warp: to start the copies of the router's columns and the norm's factors;
@@ -102,7 +101,8 @@ static int takes(const struct walk *w)
         return 0;
     if (w->n != 1 || c->block != BLOCK_SEQUENTIAL || !c->gated || c->attn_gate || c->clip_qkv > 0 ||
         c->qk_norm == QK_NORM_FULL || c->norm == NORM_LAYER || c->hidden_size % 32 || !GPU_NORM_TAKES(c->hidden_size) ||
-        c->n_heads / c->n_kv_heads > GPU_ATTN_GROUP || c->n_layers < 1)
+        c->n_heads / c->n_kv_heads > GPU_ATTN_GROUP || c->head_dim % 32 || c->head_dim > GPU_TOKEN_DIM ||
+        c->n_layers < 1)
         return 0;
     if (moe && (c->moe.shared_size || c->moe.shared_gate || c->moe.weigh_input || !chooses(&c->moe)))
         return 0;
@@ -225,30 +225,36 @@ static void add_qkv(struct token_walk *t, const struct layer *l, int first)
     stage(t, s);
 }
 
+/* Attention of the splits of a KV head.  Instructions of a warp, in nvcc's code for sm_90 with
+ * heads of 128: to begin the copies; to load a head's factors; to prepare a head; for the scores
+ * and the weights of a KV block, and for 16 elements of the values of 8; to merge up to 4 splits of
+ * a head. */
 static void add_attention(struct token_walk *t, int index)
 {
-    /* a warp prepares a head alone: its instructions follow each other */
-    enum { AT_ONCE = 8, PREPARE_CYCLES = 700, STEP_UNIT_BYTES = 16 * 32 };
+    enum { BEGIN = 169, FACTORS = 120, PREPARE = 160, PRODUCTS = 363, MERGE = 190, KV_WARPS = GPU_SPLIT / 16,
+           /* cycles that nothing hides, of 4 barriers, of shuffles of a norm and a maximum, and of
+            * products that follow each other; and of 2 barriers and shuffles in the merge */
+           WAITS = 400, MERGE_WAITS = 100,
+           /* of a row of queries or weights: two f16 for each; a warp reads all of them */
+           PAIR_BYTES = 4 };
     const struct walk *w = t->w;
     const struct config *c = &w->m->config;
-    const int share = c->n_heads / c->n_kv_heads, dim = c->head_dim,
-              group = gpu_token_group(share, c->n_kv_heads * w->splits, w->g->n_sms), n = walk_seen(w, index),
-              n_splits = (int)ceil_of(n, GPU_SPLIT), passes = (int)ceil_of(share, group),
-              heads = c->n_kv_heads * passes;
+    const int share = c->n_heads / c->n_kv_heads, dim = c->head_dim, n = walk_seen(w, index),
+              n_splits = (int)ceil_of(n, GPU_SPLIT);
+    const unsigned jobs = (unsigned)(n_splits * c->n_kv_heads);
     const double kv = 4.0 * n * dim * c->n_kv_heads, sums = 4.0 * c->n_heads * n_splits * (dim + 2),
-                 raw = 4.0 * t->qkv.parts * dim * (c->n_heads * n_splits + 4.0 * c->n_kv_heads * passes);
-    const unsigned jobs = (unsigned)(n_splits * heads);
+                 raw = 4.0 * t->qkv.parts * dim * (c->n_heads * n_splits + 2.0 * c->n_kv_heads),
+                 /* a third of it is of the splits */
+                 merge = issue_cycles(t, MERGE * (2 + ceil_of(n_splits, 4)) / 3.0, share) + MERGE_WAITS;
     stage(t, (struct timed_launch){
-        .what = "attention", .part = TIMED_ATTENTION, .active = jobs, .bytes = kv,
-        .l2_bytes = kv * passes + 2 * sums + raw,
-        /* products, half an instruction to convert an element, and copies: as in attn_decode.cu */
-        .issue = kv / 2 * passes * (group + 0.5) / 32 + kv * passes / STEP_UNIT_BYTES * 8,
-        .shared_bytes = kv * passes + 8.0 * jobs * (THREADS / (dim / 4)) * group * dim,
-        /* the parts; then the angles, after them */
-        .setup_memory = 1, .setup_l2 = 1, .setup_cycles = PREPARE_CYCLES, .early = kv * passes / jobs,
-        .early_l2 = 1,                  /* the block tables */
-        .early_cycles = issue_cycles(t, START_COPIES, GPU_TOKEN_WARPS),
-        .alone_l2 = (n_splits > 1 ? 2 : 0) + ceil((double)n_splits / AT_ONCE) });
+        .what = "attention", .part = TIMED_ATTENTION, .active = jobs, .bytes = kv, .l2_bytes = kv + 2 * sums + raw,
+        .issue = (double)jobs * PRODUCTS * KV_WARPS,
+        .shared_bytes = kv + (double)jobs * KV_WARPS * PAIR_BYTES * GPU_ATTN_GROUP * (dim + GPU_SPLIT),
+        .setup_memory = 1,              /* the parts */
+        .setup_cycles = issue_cycles(t, PREPARE, share + 2) + WAITS, .early = kv / jobs,
+        .early_cycles = issue_cycles(t, BEGIN, GPU_TOKEN_WARPS) + issue_cycles(t, FACTORS, share),
+        .alone_l2 = 3,                  /* a fence, the count, the sums */
+        .alone_cycles = merge });
 }
 
 /* The router's outputs, which blocks add up after the product of o. */
@@ -352,15 +358,12 @@ static void add_down(struct token_walk *t, const struct mat *m, int n)
 /* Shared memory of a block. */
 static size_t shared_of(const struct walk *w, int table)
 {
-    enum { EACH = 4 /* elements of a value of a thread */ };
     const struct config *c = &w->m->config;
     struct gpu_token_room room;
     const int moe = c->ff[0] == FF_MOE, size = moe ? c->moe.intermediate_size : c->intermediate_size;
-    const size_t dim = (size_t)c->head_dim, group = GPU_TOKEN_GROUP, hidden = (size_t)c->hidden_size,
-                 att = (size_t)c->n_heads * dim, stride = ((size_t)size + 63) / 64 * 64,
-                 mlp = (size_t)(moe ? c->moe.top_k : 1) * stride, widest = hidden > att ? hidden : att,
-                 sums = sizeof(float) * (THREADS / (dim / EACH)) * group * dim, copy = 4 * dim * GPU_SPLIT,
-                 split = sizeof(float) * (group * (dim + GPU_SPLIT) + 2 * dim) + (copy > sums ? copy : sums);
+    const size_t dim = (size_t)c->head_dim, hidden = (size_t)c->hidden_size, att = (size_t)c->n_heads * dim,
+                 stride = ((size_t)size + 63) / 64 * 64, mlp = (size_t)(moe ? c->moe.top_k : 1) * stride,
+                 widest = hidden > att ? hidden : att, split = gpu_token_split_bytes(dim, 2 * 16 * dim);
     return gpu_token_shared(&room, table ? 2 * TABLE_SIZE : 0, hidden, widest > mlp ? widest : mlp, split,
                             moe ? gpu_choose_only_bytes(c->moe.n_experts, c->moe.top_k) : 0, moe ? c->moe.top_k : 1,
                             moe ? (c->moe.n_experts + 31) / 32 : 0);

@@ -13,7 +13,7 @@
 #pragma weak emulated_watch             /* a GPU does not tell its launches */
 #pragma weak emulated_graphs
 
-enum { N_BLOCKS = 32, MAX_TOKENS = 400, MORE = 4, MOST_OWNED = 11 * 8 + 4 * (3 * 128 + 1) };
+enum { N_BLOCKS = 40, MAX_TOKENS = 600, MORE = 4, MOST_OWNED = 11 * 8 + 4 * (3 * 128 + 1) };
 
 static int n_launches, is_open;         /* is_open: the last backend has such steps */
 
@@ -62,23 +62,21 @@ static int add_biases(struct model *m, void **owned)
     return n;
 }
 
-/* Give all layers four query heads of 128 numbers that share n_kv keys: results of attention that
- * take more threads than a warp has. */
-static int make_wide_heads(struct model *m, enum qtype type, int group, int n_kv, void **owned)
+/* Give all layers query heads of `dim` numbers that share n_kv keys. */
+static int make_heads(struct model *m, enum qtype type, int group, int heads, int n_kv, int dim, void **owned)
 {
-    enum { HEADS = 4, DIM = 128 };
     struct rng r = { 8 };
     const int hidden = m->config.hidden_size;
     int n = 0;
-    m->config.n_heads = HEADS;
+    m->config.n_heads = heads;
     m->config.n_kv_heads = n_kv;
-    m->config.head_dim = DIM;
+    m->config.head_dim = dim;
     for (int i = 0; i < m->config.n_layers; i++) {
         struct layer *l = &m->layers[i];
-        owned[n++] = random_linear(&l->q, type, group, HEADS * DIM, hidden, 0.1f, &r);
-        owned[n++] = random_linear(&l->k, type, group, n_kv * DIM, hidden, 0.1f, &r);
-        owned[n++] = random_linear(&l->v, type, group, n_kv * DIM, hidden, 0.1f, &r);
-        owned[n++] = random_linear(&l->o, type, group, hidden, HEADS * DIM, 0.1f, &r);
+        owned[n++] = random_linear(&l->q, type, group, heads * dim, hidden, 0.1f, &r);
+        owned[n++] = random_linear(&l->k, type, group, n_kv * dim, hidden, 0.1f, &r);
+        owned[n++] = random_linear(&l->v, type, group, n_kv * dim, hidden, 0.1f, &r);
+        owned[n++] = random_linear(&l->o, type, group, hidden, heads * dim, 0.1f, &r);
     }
     return n;
 }
@@ -151,7 +149,7 @@ static void forward(void *b, const int32_t *ids, int pos, int n, int n_logits, f
 {
     int32_t table[N_BLOCKS];
     for (int i = 0; i < N_BLOCKS; i++)
-        table[i] = (i * 5 + 3) % N_BLOCKS;
+        table[i] = (i * 7 + 3) % N_BLOCKS;
     const struct batch_item item = { .tokens = ids, .n_tokens = n, .pos = pos, .table = table, .n_logits = n_logits };
     OK(backend_gpu.forward(b, &(struct batch){ &item, 1 }, logits, &why));
 }
@@ -169,6 +167,7 @@ static int decode(const struct model *m, const struct backend_options *o, int be
     is_open = rank->one.open;
     if (is_open)                        /* NaN, but where the kernel stores */
         OK(gpu_fill(rank->g, GPU_COMPUTE, rank->one.qkv_parts, 0xff, sizeof(float) * one_token_parts(rank), &why));
+    OK(gpu_fill(rank->g, GPU_COMPUTE, rank->kv, 0xff, rank->kv_stride * N_BLOCKS, &why));
     for (int i = 0; i < before + MORE; i++)
         id[i] = below(&r, m->config.vocab_size);
     if (before)
@@ -255,11 +254,59 @@ static void wide_heads(void **state)
     void *owned[MOST_OWNED];
     struct model *m = load("tiny", QT_F16);
     int n = quantize_dense(m, QT_NL4, 32, owned);
-    n += make_wide_heads(m, QT_NL4, 32, 1, owned + n);
+    n += make_heads(m, QT_NL4, 32, 4, 1, 128, owned + n);
     n_sms = 3;
     compare(m, 150, 1, 1, "4 heads of 128, two splits");
     n_sms = 0;
     release(m, owned, n);
+}
+
+/* Norms, rotations and scores of other models; eight heads that share a key. */
+static void heads(void **state)
+{
+    (void)state;
+    enum { NORM_EACH = 1, NORM_HEAD = 2, AFTER = 4, BIASED = 8, PAIRS = 16, SOFTCAP = 32, SINKS = 64, CHUNK = 128,
+           TEMPER = 256 };
+    static const struct { int more, heads, dim, before; const char *what; } cases[] = {
+        { NORM_HEAD, 8, 64, 540, "8 heads of 64, norms, 5 splits" },
+        { NORM_EACH | AFTER, 4, 96, 20, "norms after rotation" },
+        { NORM_EACH | BIASED | PAIRS, 8, 32, 20, "layer norms, pairs" },
+        { SOFTCAP | SINKS | TEMPER, 4, 32, 140, "softcap, sinks, temperature" },
+        { NORM_EACH | PAIRS | CHUNK, 4, 32, 140, "norms, pairs, chunks" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int more = cases[i].more, all = more & NORM_EACH ? cases[i].heads * cases[i].dim : cases[i].dim;
+        void *owned[MOST_OWNED];
+        struct rng r = { 12 };
+        struct model *m = load("tiny", QT_F16);
+        struct config *c = &m->config;
+        int n = quantize_dense(m, QT_NL4, 32, owned);
+        n += make_heads(m, QT_NL4, 32, cases[i].heads, 1, cases[i].dim, owned + n);
+        c->qk_norm = more & NORM_EACH ? QK_NORM_EACH : more & NORM_HEAD ? QK_NORM_HEAD : QK_NORM_NONE;
+        c->qk_norm_kind = more & BIASED ? NORM_LAYER : NORM_RMS;
+        c->qk_norm_after_rope = (more & AFTER) != 0;
+        c->qk_norm_eps = 1e-5f;
+        c->qk_norm_offset = 1;
+        c->ropes[0].pairs = (more & PAIRS) != 0;
+        c->attn_softcap = more & SOFTCAP ? 0.5f : 0;
+        c->sinks = more & SINKS ? SINKS_ALL : SINKS_NONE;
+        if (more & TEMPER)
+            c->temperature_scale = 0.5f, c->temperature_floor = 16, c->temperature_first = c->temperature_roped = 1;
+        for (int k = 0; k < c->n_layers; k++) {
+            struct layer *l = &m->layers[k];
+            c->chunk[k] = more & CHUNK && k % 2 ? 50 : 0;
+            if (more & SINKS)
+                l->sinks = owned[n++] = random_floats(c->n_heads, &r);
+            for (int q = 0; q < 2 && c->qk_norm; q++) {
+                struct norm *const norm = q ? &l->q_norm : &l->k_norm;
+                norm->present = 1;
+                norm->w = owned[n++] = random_floats(all, &r);
+                norm->b = more & BIASED ? (owned[n++] = random_floats(all, &r)) : NULL;
+            }
+        }
+        compare(m, cases[i].before, 1, 1, cases[i].what);
+        release(m, owned, n);
+    }
 }
 
 /* By default mixtures have such steps, and dense models only where launches do not overlap, which
@@ -290,7 +337,7 @@ static void experts(void **state)
         struct model *m = load("tiny", QT_F16);
         int n = quantize_dense(m, cases[i].type, cases[i].group, owned);
         if (i == 0)                     /* with three blocks, tiles of o are divided */
-            n += make_wide_heads(m, cases[i].type, cases[i].group, 2, owned + n);
+            n += make_heads(m, cases[i].type, cases[i].group, 4, 2, 128, owned + n);
         n += make_experts(m, cases[i].type, cases[i].group, cases[i].moe, owned + n);
         n_sms = 3;
         compare(m, 20, 1, 1, cases[i].what);
@@ -453,9 +500,9 @@ static void graph(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = { cmocka_unit_test(dense), cmocka_unit_test(window), cmocka_unit_test(wide_heads),
-                                        cmocka_unit_test(experts), cmocka_unit_test(formats), cmocka_unit_test(divided),
-                                        cmocka_unit_test(joined), cmocka_unit_test(turns), cmocka_unit_test(others),
-                                        cmocka_unit_test(graph) };
+                                        cmocka_unit_test(heads), cmocka_unit_test(experts), cmocka_unit_test(formats),
+                                        cmocka_unit_test(divided), cmocka_unit_test(joined), cmocka_unit_test(turns),
+                                        cmocka_unit_test(others), cmocka_unit_test(graph) };
     if (getenv("ZSE_ONLY"))
         cmocka_set_test_filter(getenv("ZSE_ONLY"));
     return device_usable() ? cmocka_run_group_tests(tests, NULL, NULL) : 0;

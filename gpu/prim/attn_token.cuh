@@ -1,0 +1,590 @@
+/* attn_token.cuh - attention of a step's only token, as a stage of the launch of all layers
+ * (one_token.cu): one KV head with all query heads that share it, up to 8, and one split of the
+ * context.
+ *
+ * tile     16 warps and GPU_SPLIT positions, which are 8 KV blocks of 16.  A warp prepares a head.
+ *          Then a warp has a KV block: the product of 8 queries x head_dim with the keys of 16
+ *          positions, and the softmax weights.  Then a warp has 16 elements of values: their
+ *          product with the weights of all positions x 8 heads, which is the split's result.
+ *          Queries and weights are sums of two f16, which leave an error of 2^-22 (keys and values
+ *          are f16): the first and second halves of the rows of the product with keys, or two
+ *          products with values.  With heads of 128 a warp makes 16 products in both
+ * moves    keys and values of the split once, 64 KB with heads of 128.  Only the newest are results
+ *          of the launch, so all are copied to shared memory before the block waits for q, k and v.
+ *          Chunks of 16 bytes are swizzled, so that ldmatrix finds the rows of an 8 x 8 matrix in
+ *          32 different banks.  Warps read 128 KB from shared memory: keys and values once, queries
+ *          and weights 8 times
+ * limit    latency: parts of q, k and v, a norm, products that follow each other, a maximum, and
+ *          the merge of the splits by the block that ends last
+ * checked  tests/unit/t-gpu-one-token.c */
+#ifndef ZSE_GPU_PRIM_ATTN_TOKEN_CUH
+#define ZSE_GPU_PRIM_ATTN_TOKEN_CUH
+
+#include "gpu/prim/grid.cuh"
+#include "gpu/prim/heads.cuh"
+#include "gpu/prim/kv.cuh"
+#include "gpu/prim/order.cuh"
+#include "gpu/prim/weights.cuh"
+
+enum { TOKEN_THREADS = 32 * GPU_TOKEN_WARPS, SPLIT_KV = GPU_SPLIT / KV_BLOCK,
+       HEAD_RUN = GPU_TOKEN_DIM / 32 /* elements of a lane */ };
+static_assert((int)SPLIT_KV < (int)GPU_TOKEN_WARPS && (int)GPU_ATTN_GROUP + 2 < (int)GPU_TOKEN_WARPS,
+              "a KV block has a warp, and so has a head, and a warp is left");
+
+/* ---- shared memory ---- */
+
+/* Bytes from the queries of 16 elements to the next ones: 16 of each lane, as it multiplies them.
+ * Lanes that prepare a head store to two of them at a time. */
+enum { QUERY_STEP = GPU_TOKEN_QUERIES };
+
+/* Copies have offsets that do not depend on the shapes. */
+struct token_room {
+    uint4 *weight;                      /* [SPLIT_KV][32]: of each lane, as it multiplies them */
+    float *sum;                         /* [SPLIT_KV][32]: of a lane's weights */
+    float *most;                        /* [8][SPLIT_KV]: of a head, the largest score of a KV block */
+    unsigned *last;                     /* grid_last() */
+    uint8_t *keys, *values;             /* [SPLIT_KV][part] */
+    uint8_t *q;                         /* [n / 16][QUERY_STEP] */
+    float *head;                        /* [10][n]: heads that are being prepared */
+
+    DEVICE token_room(uint8_t *room, unsigned n, unsigned part)
+    {
+        weight = reinterpret_cast<uint4 *>(room);
+        sum = reinterpret_cast<float *>(weight + SPLIT_KV * 32);
+        most = sum + SPLIT_KV * 32;
+        last = reinterpret_cast<unsigned *>(most + GPU_ATTN_GROUP * SPLIT_KV);
+        keys = reinterpret_cast<uint8_t *>(last + 4);
+        values = keys + SPLIT_KV * part;
+        q = values + SPLIT_KV * part;
+        head = reinterpret_cast<float *>(q + n / 16 * QUERY_STEP);
+    }
+};
+/* The place of chunk c, 16 bytes, of a block's keys, of which 8 have 4 elements of all
+ * positions. */
+DEVICE unsigned key_chunk(unsigned c) { return c ^ (c >> 3 & 1) ^ (c >> 2 & 4); }
+/* The same of its values.  With heads of 64 or 128 the place in 8 depends on the position. */
+DEVICE unsigned value_chunk(unsigned c, unsigned n) { return c ^ (c >> (3 + (n >> 7)) & 7); }
+
+/* ---- the job ---- */
+
+/* Positions [from, to) of the split, which begins at `start`; KV blocks first .. end - 1 of it. */
+struct token_split {
+    int pos, kv_head, first_head, share, split, start, begin, from, to, first, end;
+
+    DEVICE token_split(const gpu_attention &o, int share_, int kv_head_, int split_)
+    {
+        pos = *o.step.pos;
+        kv_head = kv_head_;
+        share = share_;
+        first_head = kv_head * share;
+        split = split_;
+        start = split * GPU_SPLIT;
+        begin = first_seen(pos, o.window, o.chunk);
+        from = max(start, begin);
+        to = min(start + GPU_SPLIT, pos + 1);
+        first = (unsigned)(from - start) / KV_BLOCK;
+        end = (unsigned)(to - start + KV_BLOCK - 1) / KV_BLOCK;
+    }
+    DEVICE bool idle() const { return from >= to; }
+    /* whether the token's key and value belong to the split */
+    DEVICE bool has_newest() const { return to == pos + 1; }
+};
+
+/* Copy the numbers of a split's KV blocks, which are the same in all layers: block
+ * [SPLIT_KV]. */
+DEVICE void find_kv_blocks(int32_t *block, const gpu_step &step, int split)
+{
+    const int i = threadIdx.x, p = split * GPU_SPLIT + i * KV_BLOCK;
+    if (i < SPLIT_KV)
+        block[i] = p > *step.pos ? 0 : step.tables[*step.table_of + p / KV_BLOCK];
+}
+
+/* The address of the job's KV head in a KV block; head: in block 0; stride: less than 4 GB. */
+DEVICE uint8_t *head_in(uint8_t *head, int32_t block, uint32_t stride)
+{
+#ifdef __CUDACC__
+    uint64_t to;
+    asm("mad.wide.u32 %0, %1, %2, %3;" : "=l"(to) : "r"(block), "r"(stride), "l"(head));
+    return reinterpret_cast<uint8_t *>(to);
+#else
+    return head + (uint64_t)(uint32_t)block * stride;
+#endif
+}
+
+/* Start to copy the keys and values of the split.  head: as for head_in(). */
+DEVICE void copy_token_split(const token_room &room, const gpu_kv_blocks &o, const token_split &j, uint8_t *head,
+                             const int32_t *block, unsigned n, unsigned thread)
+{
+    const unsigned part = o.part, chunks = part / 16;
+    const unsigned there = (1u << j.end) - (1u << j.first);
+    const uint32_t stride = (uint32_t)o.stride;
+    int32_t at[SPLIT_KV];
+#pragma unroll
+    for (int b = 0; b < SPLIT_KV; b += 4) {
+        const uint4 four = load16(block + b);
+        at[b] = (int32_t)four.x, at[b + 1] = (int32_t)four.y, at[b + 2] = (int32_t)four.z, at[b + 3] = (int32_t)four.w;
+    }
+    /* one turn with heads of 128 */
+#pragma unroll 1
+    for (unsigned i = thread; i < 2 * chunks; i += TOKEN_THREADS) {
+        uint8_t *to = i < chunks ? room.keys + 16 * key_chunk(i) : room.values + 16 * value_chunk(i - chunks, n);
+#pragma unroll
+        for (int b = 0; b < SPLIT_KV; b++, to += part)
+            if (there >> b & 1)
+                copy_async(to, head_in(head + 16 * i, at[b], stride));
+    }
+    copy_commit();
+}
+
+/* ---- queries, and the newest key and value ---- */
+
+/* A head's norm and rotation for the elements of a lane, and the factor on queries.  Elements that
+ * are not rotated have an angle of 0. */
+struct head_factors {
+    float by[HEAD_RUN], cosine[HEAD_RUN], sine[HEAD_RUN], last;
+    const float *part;                  /* the lane's elements of the first part */
+    bool here, norms, rotates, slow;    /* slow: norm_head() and rotate() */
+
+    /* h: of this kind of heads */
+    DEVICE void load(const struct gpu_prepare &o, head_kind kind, int h, float scale, int pos, unsigned lane)
+    {
+        const unsigned n = o.head_dim, half = (unsigned)o.rope_dim / 2, d = HEAD_RUN * lane;
+        const bool is_v = kind == HEAD_OF_VALUE;
+        slow = !is_v && (o.norm == 2 || (o.norm && o.norm_after_rope) || o.rope_dim % 8);
+        here = d < n;
+        norms = !is_v && !slow && o.norm;
+        rotates = !is_v && !slow && half;
+        last = kind == HEAD_OF_QUERY ? temper_of(o.temper, pos) * scale : 1;
+        part = o.parts[kind].part + h * n + d;
+        const float *w = kind == HEAD_OF_QUERY ? o.qw : o.kw;
+        float4 x = make_float4(1, 1, 1, 1), c = x, s = make_float4(0, 0, 0, 0);
+        if (norms && w && here) {
+            x = *reinterpret_cast<const float4 *>(w + (o.norm_each ? h * n + d : d));
+            x.x += o.offset, x.y += o.offset, x.z += o.offset, x.w += o.offset;
+        }
+        if (rotates && d < 2 * half) {
+            if (o.rope_pairs) {
+                const float2 two = *reinterpret_cast<const float2 *>(o.cosine + d / 2),
+                             its = *reinterpret_cast<const float2 *>(o.sine + d / 2);
+                c = make_float4(two.x, two.x, two.y, two.y);
+                s = make_float4(-its.x, its.x, -its.y, its.y);
+            } else {
+                const unsigned angle = d < half ? d : d - half;
+                c = *reinterpret_cast<const float4 *>(o.cosine + angle);
+                s = *reinterpret_cast<const float4 *>(o.sine + angle);
+                if (d < half)
+                    s = make_float4(-s.x, -s.y, -s.z, -s.w);
+            }
+        }
+        const float each[3][HEAD_RUN] = { { x.x, x.y, x.z, x.w }, { c.x, c.y, c.z, c.w }, { s.x, s.y, s.z, s.w } };
+#pragma unroll
+        for (int e = 0; e < HEAD_RUN; e++) {
+            by[e] = slow ? 1 : each[0][e] * last;
+            cosine[e] = each[1][e];
+            sine[e] = each[2][e];
+        }
+    }
+};
+
+/* norm_head(), rotate() and the factor on queries for the row x [n] of a head. */
+DEVICE void prepare_slowly(float *x, const struct gpu_prepare &o, head_kind kind, int h, float last, unsigned lane)
+{
+    const int n = o.head_dim, at = o.norm_each ? h * n : 0, is_q = kind == HEAD_OF_QUERY;
+    const float *const w = is_q ? o.qw : o.kw, *const b = is_q ? o.qb : o.kb;
+#pragma unroll 1
+    for (int after = 0; kind != HEAD_OF_VALUE && after < 2; after++) {
+        if (o.norm && !o.norm_after_rope == !after)
+            norm_head(x, w ? w + at : nullptr, b ? b + at : nullptr, n, o.norm, o.eps, o.offset, lane);
+        __syncwarp();
+        if (!after)
+            rotate(x, o.cosine, o.sine, o.rope_dim, o.rope_pairs, lane);
+        __syncwarp();
+    }
+    for (int d = lane; d < n; d += 32)
+        x[d] *= last;
+    __syncwarp();
+}
+
+/* Two pairs of f16 whose sums with two more pairs are four numbers. */
+DEVICE uint4 pairs_of(const float v[4])
+{
+    const uint32_t a = pack_half(v[0], v[1]), b = pack_half(v[2], v[3]);
+    return make_uint4(a, b, pack_half(v[0] - half_low(a), v[1] - half_high(a)),
+                      pack_half(v[2] - half_low(b), v[3] - half_high(b)));
+}
+
+/* Store a lane's elements of the newest key or value in the copy, and in its KV block. */
+DEVICE void store_newest(const token_room &room, const token_split &j, unsigned part, uint8_t *head, bool is_k,
+                         unsigned n, const float v[HEAD_RUN], unsigned lane)
+{
+    const unsigned slot = (unsigned)j.pos % KV_BLOCK, at = (unsigned)(j.pos - j.start) / KV_BLOCK * part;
+    const uint32_t low = pack_half(v[0], v[1]), high = pack_half(v[2], v[3]);
+    if (is_k) {
+#pragma unroll
+        for (int e = 0; e < HEAD_RUN; e++) {
+            const uint16_t x = (uint16_t)((e < 2 ? low : high) >> e % 2 * 16);
+            const unsigned chunk = key_chunk(8 * lane + 2 * e + slot / 8);
+            *reinterpret_cast<uint16_t *>(room.keys + at + 16 * chunk + slot % 8 * 2) = x;
+            reinterpret_cast<uint16_t *>(head)[(HEAD_RUN * lane + e) * KV_BLOCK + slot] = x;
+        }
+    } else {
+        const unsigned chunk = value_chunk(slot * (n / 8) + lane / 2, n);
+        const uint2 x = make_uint2(low, high);
+        *reinterpret_cast<uint2 *>(room.values + at + 16 * chunk + lane % 2 * 8) = x;
+        *reinterpret_cast<uint2 *>(head + part + (slot * n + HEAD_RUN * lane) * 2) = x;
+    }
+}
+
+/* v = the sum of up to MOST parts. */
+template <int MOST> DEVICE void add_parts(float v[HEAD_RUN], const float *part, size_t ld, int n_parts)
+{
+    float4 y[MOST];
+#pragma unroll
+    for (int p = 0; p < MOST; p++)
+        y[p] = p < n_parts ? load_four_shared_by_blocks(part + p * ld) : make_float4(0, 0, 0, 0);
+#pragma unroll
+    for (int p = 1; p < MOST; p++)
+        y[0].x += y[p].x, y[0].y += y[p].y, y[0].z += y[p].z, y[0].w += y[p].w;
+    v[0] = y[0].x, v[1] = y[0].y, v[2] = y[0].z, v[3] = y[0].w;
+}
+
+/* Norm and rotate a head whose row is the sum of parts, by one warp.  x [n]: shared memory.  Query
+ * i of the group goes to q, a key or value to the copy and to its KV block.  head, block: as for
+ * the copies. */
+DEVICE void prepare_token_head(const token_room &room, const gpu_attention &a, const token_split &j, head_kind kind,
+                               int i, const head_factors &f, float *x, uint8_t *head, const int32_t *block,
+                               unsigned lane)
+{
+    const struct gpu_prepare &o = a.prepare;
+    const gpu_part_sums &s = o.parts[0];        /* all have one row length and number */
+    const unsigned n = o.head_dim, d = HEAD_RUN * lane;
+    float v[HEAD_RUN];
+    if (s.n_parts <= 2)
+        add_parts<2>(v, f.part, s.ld, f.here ? s.n_parts : 0);
+    else
+        add_parts<GPU_TURN_PARTS>(v, f.part, s.ld, f.here ? s.n_parts : 0);
+    if (f.norms) {
+        const float sum = warp_sum(fmaf(v[0], v[0], fmaf(v[1], v[1], fmaf(v[2], v[2], v[3] * v[3])))),
+                    inverse = rsqrtf(fmaf(sum, 1 / (float)n, o.eps));
+#pragma unroll
+        for (int e = 0; e < HEAD_RUN; e++)
+            v[e] *= inverse;
+    }
+#pragma unroll
+    for (int e = 0; e < HEAD_RUN; e++)
+        v[e] *= f.by[e];
+    if (f.here)
+        *reinterpret_cast<float4 *>(x + d) = make_float4(v[0], v[1], v[2], v[3]);
+    __syncwarp();
+    if (f.slow)
+        prepare_slowly(x, o, kind, i + j.first_head, f.last, lane);
+    if (!f.here)
+        return;
+    if (f.slow) {
+        const float4 y = *reinterpret_cast<const float4 *>(x + d);
+        v[0] = y.x, v[1] = y.y, v[2] = y.z, v[3] = y.w;
+    } else if (f.rotates) {
+        const unsigned half = (unsigned)o.rope_dim / 2;
+        float4 y = make_float4(v[1], v[0], v[3], v[2]);
+        if (!o.rope_pairs)
+            y = *reinterpret_cast<const float4 *>(x + (d < half ? d + half : d < 2 * half ? d - half : d));
+        const float other[HEAD_RUN] = { y.x, y.y, y.z, y.w };
+#pragma unroll
+        for (int e = 0; e < HEAD_RUN; e++)
+            v[e] = fmaf(v[e], f.cosine[e], other[e] * f.sine[e]);
+    }
+    if (kind == HEAD_OF_QUERY) {
+        const uint4 p = pairs_of(v);    /* rows i and i + 8 of the product, first and second k */
+        *reinterpret_cast<uint4 *>(room.q + lane / 4 * QUERY_STEP + (4 * i + lane % 4) * 16) =
+            make_uint4(p.x, p.z, p.y, p.w);
+    } else {
+        const int at = block[(unsigned)j.pos / KV_BLOCK % SPLIT_KV];
+        store_newest(room, j, a.kv.blocks.part, head_in(head, at, (uint32_t)a.kv.blocks.stride), kind == HEAD_OF_KEY, n,
+                     v, lane);
+    }
+}
+
+/* Zeros for values after the newest in its KV block, whose weights are 0: they may be NaN. */
+DEVICE void clear_after_newest(const token_room &room, const token_split &j, unsigned part, unsigned n,
+                               unsigned thread, unsigned threads)
+{
+    const unsigned block = (unsigned)(j.pos - j.start) / KV_BLOCK, first = ((unsigned)j.pos % KV_BLOCK + 1) * (n / 8);
+    for (unsigned c = first + thread; c < KV_BLOCK * (n / 8); c += threads)
+        *reinterpret_cast<uint4 *>(room.values + block * part + 16 * value_chunk(c, n)) = make_uint4(0, 0, 0, 0);
+}
+
+/* ---- products ---- */
+
+/* The sums of a step's splits, in gpu_attention.partial: values [head][max_splits][n], and then the
+ * largest score and the sum of weights [head][max_splits][2]. */
+struct token_sums {
+    float *values, *ends;
+
+    DEVICE token_sums(const gpu_attention &o, unsigned n, unsigned head, unsigned split)
+    {
+        const unsigned row = head * o.max_splits + split;
+        values = o.partial + row * n;
+        ends = o.partial + (o.n_heads * o.max_splits * n + 2 * row);
+    }
+};
+
+/* c += the products of queries with N steps of 16 elements of the keys of 16 positions. */
+template <int N> DEVICE void multiply_keys(float c[2][2][4], const uint8_t *keys, const uint8_t *q)
+{
+    uint32_t b[N][4];
+    uint4 a[N];
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        load_matrices_transposed(b[k], keys + 512 * k);
+        a[k] = load16(q + QUERY_STEP * k);
+    }
+#pragma unroll
+    for (int k = 0; k < N; k++)
+#pragma unroll
+        for (int i = 0; i < 2; i++)
+            mma_f16(c[k % 2][i], a[k].x, a[k].y, a[k].z, a[k].w, b[k][2 * i], b[k][2 * i + 1]);
+}
+
+/* A warp computes the scores of a KV block, and stores the largest of each head.  Lane 4g + t has
+ * those of head g, and of positions 2t, 2t + 1, 2t + 8 and 2t + 9.  The logical k of the product
+ * are permuted, so that a lane has four elements of q that follow each other. */
+DEVICE void score_block(float s[4], const token_room &room, const gpu_attention &o, const token_split &j, unsigned part,
+                        int block, unsigned lane)
+{
+    const unsigned g = lane / 4, t = lane % 4, h = min((int)g, j.share - 1),
+                   row = lane % 8 / 2 * 4 + lane % 2 + lane / 8 % 2 * 2;
+    const uint8_t *keys = room.keys + block * part + 16 * key_chunk(2 * row + lane / 16),
+                  *q = room.q + (4 * h + t) * 16;
+    float c[2][2][4] = {}, most = -INFINITY;    /* of odd and even steps, for 8 positions each */
+    int steps = (unsigned)o.head_dim / 16;
+#pragma unroll 1
+    for (; steps >= 4; steps -= 4, keys += 4 * 512, q += 4 * QUERY_STEP)
+        multiply_keys<4>(c, keys, q);
+    if (steps)
+        multiply_keys<2>(c, keys, q);
+#pragma unroll
+    for (int i = 0; i < 4; i++)         /* rows 8 to 15 are those of the second halves of queries */
+        s[i] = c[0][i / 2][i % 2] + c[1][i / 2][i % 2] + (c[0][i / 2][i % 2 + 2] + c[1][i / 2][i % 2 + 2]);
+    const int p0 = j.start + block * KV_BLOCK + 2 * t;
+    if (o.softcap > 0 || o.alibi) {
+#pragma unroll 1
+        for (int i = 0; i < 4; i++) {
+            float v = i == 0 ? s[0] : i == 1 ? s[1] : i == 2 ? s[2] : s[3];
+            if (o.softcap > 0)
+                v = o.softcap * tanhf(v / o.softcap);
+            if (o.alibi)
+                v = fmaf(o.alibi[j.first_head + h], (float)(p0 + i % 2 + i / 2 * 8 - j.pos), v);
+            s[0] = i == 0 ? v : s[0], s[1] = i == 1 ? v : s[1], s[2] = i == 2 ? v : s[2], s[3] = i == 3 ? v : s[3];
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        const int p = p0 + i % 2 + i / 2 * 8;
+        s[i] = p >= j.from && p < j.to ? s[i] : -INFINITY;
+        most = fmaxf(most, s[i]);
+    }
+    most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 1));
+    most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, 2));
+    if (t == 0)
+        room.most[g * SPLIT_KV + block] = most;
+}
+
+/* The largest score of a head. */
+DEVICE float most_of(const token_room &room, int h)
+{
+    float most = -INFINITY;
+#pragma unroll
+    for (int b = 0; b < SPLIT_KV; b += 4) {
+        const float4 m = *reinterpret_cast<const float4 *>(room.most + h * SPLIT_KV + b);
+        most = fmaxf(most, fmaxf(fmaxf(m.x, m.y), fmaxf(m.z, m.w)));
+    }
+    return most;
+}
+
+/* Turn a lane's scores into weights. */
+DEVICE void weigh_block(float s[4], const token_room &room, int block, unsigned lane)
+{
+    const float most = most_of(room, lane / 4);
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        s[i] = fast_exp(s[i] - most);
+    const uint4 w = pairs_of(s);
+    room.weight[block * 32 + lane] = w;
+    room.sum[block * 32 + lane] = s[0] + s[1] + (s[2] + s[3]);
+}
+
+/* c += the products of N KV blocks of values with their weights. */
+template <int N> DEVICE void multiply_values(float c[2][2][4], const uint8_t *values, const uint4 *weight,
+                                             unsigned part)
+{
+    uint32_t a[N][4];
+    uint4 w[N];
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        load_matrices_transposed(a[k], values + k * part);
+        w[k] = weight[32 * k];
+    }
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+        mma_f16(c[k % 2][0], a[k][0], a[k][1], a[k][2], a[k][3], w[k].x, w[k].y);
+        mma_f16(c[k % 2][1], a[k][0], a[k][1], a[k][2], a[k][3], w[k].z, w[k].w);
+    }
+}
+
+/* A warp computes the sums of 16 elements of values from d on, and stores them. */
+DEVICE void add_token_values(const gpu_attention &o, const token_room &room, const token_split &j, unsigned part,
+                             unsigned n, unsigned d, unsigned lane)
+{
+    const unsigned g = lane / 4, t = lane % 4, slot = lane % 8 + lane / 16 * 8;
+    const uint8_t *values = room.values + j.first * part + 16 * value_chunk((slot * n + d) / 8 + lane / 8 % 2, n);
+    const uint4 *weight = room.weight + j.first * 32 + lane;
+    float c[2][2][4] = {};              /* of odd and even KV blocks: first and second halves */
+    int left = j.end - j.first;
+#pragma unroll 1
+    for (; left >= 4; left -= 4, values += 4 * part, weight += 4 * 32)
+        multiply_values<4>(c, values, weight, part);
+#pragma unroll 1
+    for (; left > 0; left--, values += part, weight += 32)
+        multiply_values<1>(c, values, weight, part);
+    float *const to = token_sums(o, n, j.first_head + 2 * t, j.split).values + d + g;
+#pragma unroll
+    for (int i = 0; i < 4; i++)
+        if ((int)(2 * t + i % 2) < j.share)
+            to[i % 2 * o.max_splits * n + i / 2 * 8] = c[0][0][i] + c[1][0][i] + (c[0][1][i] + c[1][1][i]);
+}
+
+/* A warp adds up the weights, and stores the largest score and the sum of each head. */
+DEVICE void add_token_weights(const gpu_attention &o, const token_room &room, const token_split &j, unsigned n,
+                              unsigned lane)
+{
+    const int g = (int)(lane / 4);
+    float sum = 0;
+#pragma unroll 1
+    for (int b = j.first; b < j.end; b++)
+        sum += room.sum[b * 32 + lane];
+    sum += __shfl_xor_sync(FULL_WARP, sum, 1);
+    sum += __shfl_xor_sync(FULL_WARP, sum, 2);
+    if (lane % 4 == 0 && g < j.share)
+        *reinterpret_cast<float2 *>(token_sums(o, n, j.first_head + g, j.split).ends) =
+            make_float2(most_of(room, g), sum);
+}
+
+/* ---- the merge ---- */
+
+/* Load four elements of up to 4 splits, n floats apart; beyond the last one: its own again. */
+DEVICE void load_splits(float4 x[4], const float *at, unsigned n, int many)
+{
+#pragma unroll
+    for (int u = 0; u < 4; u++)
+        x[u] = load_four_shared_by_blocks(at + (unsigned)min(u, many - 1) * n);
+}
+/* Add them.  Lane s + u has the weight w, 0 beyond the last one, and the sum of weights of split
+ * u. */
+DEVICE void merge_splits(float4 &sum, float &total, const float4 x[4], float w, float weights, int s)
+{
+#pragma unroll
+    for (int u = 0; u < 4; u++) {
+        const float by = __shfl_sync(FULL_WARP, w, s + u);
+        total = fmaf(by, __shfl_sync(FULL_WARP, weights, s + u), total);
+        sum.x = fmaf(by, x[u].x, sum.x);
+        sum.y = fmaf(by, x[u].y, sum.y);
+        sum.z = fmaf(by, x[u].z, sum.z);
+        sum.w = fmaf(by, x[u].w, sum.w);
+    }
+}
+
+/* A warp merges the splits of a head, from `first` on. */
+DEVICE void merge_head(const gpu_attention &o, unsigned head, unsigned first, int n_splits, unsigned n, unsigned lane)
+{
+    const token_sums of(o, n, head, first);
+    const float *at = of.values + (HEAD_RUN * lane < n ? HEAD_RUN * lane : 0);
+    float most = o.sinks ? o.sinks[head] : -INFINITY, total = o.sinks ? 1 : 0;
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+    for (int from = 0; from < n_splits; from += 32) {
+        const float2 end = from + (int)lane < n_splits ? load_pair_shared_by_blocks(of.ends + 2 * (from + lane))
+                                                       : make_float2(-INFINITY, 0);
+        float4 x[2][4];
+        load_splits(x[0], at, n, n_splits - from);
+        const float before = most;
+        most = fmaxf(most, of_key(__reduce_max_sync(FULL_WARP, key_of(end.x))));
+        const float w = fast_exp(end.x - most);
+        if (from || o.sinks) {
+            const float by = fast_exp(before - most);
+            total *= by, sum.x *= by, sum.y *= by, sum.z *= by, sum.w *= by;
+        }
+#pragma unroll 1
+        for (int s = 0; s < 32 && from + s < n_splits; s += 8, at += 8 * n) {
+            const int left = n_splits - from - s;
+            if (s)
+                load_splits(x[0], at, n, left);
+            if (left > 4)
+                load_splits(x[1], at + 4 * n, n, left - 4);
+            merge_splits(sum, total, x[0], w, end.y, s);
+            if (left > 4)
+                merge_splits(sum, total, x[1], w, end.y, s + 4);
+        }
+    }
+    if (HEAD_RUN * lane >= n)
+        return;
+    /* GPU_ACT_LANES: this lane's four are every other one of eight.  They need no clamping */
+    const float by = 1 / (ACT_UNIT * total);
+    uint16_t *const to = o.act + ((head * n + HEAD_RUN * lane) & ~7u) + lane % 2;
+    const uint32_t low = pack_half(sum.x * by, sum.y * by), high = pack_half(sum.z * by, sum.w * by);
+    to[0] = (uint16_t)low;
+    to[2] = (uint16_t)(low >> 16);
+    to[4] = (uint16_t)high;
+    to[6] = (uint16_t)(high >> 16);
+}
+
+/* ---- a block's work ---- */
+
+/* Attend to a split, with all threads of a block.  block: the numbers of its KV blocks.  shared:
+ * gpu_token_split_bytes(), 16-byte aligned.  All threads call wait() once, when their copies are
+ * there: after it they may read what all threads have copied, and what other blocks have
+ * computed. */
+template <class WAIT>
+DEVICE void attend_to_split(const gpu_attention &o, const token_split &j, const int32_t *block, uint8_t *shared,
+                            WAIT wait)
+{
+    const unsigned thread = threadIdx.x, lane = thread % 32, n = o.head_dim, part = o.kv.blocks.part;
+    const int warp = (int)(thread / 32);
+    const token_room room(shared, n, part);
+    const head_kind kind = warp < j.share ? HEAD_OF_QUERY : warp == j.share ? HEAD_OF_KEY : HEAD_OF_VALUE;
+    const int h = warp < j.share ? j.first_head + warp : j.kv_head, n_prepared = j.share + (j.has_newest() ? 2 : 0);
+    uint8_t *const head = o.kv.blocks.base + o.kv.blocks.layer_offset + j.kv_head * 2 * part;
+    head_factors f;
+    if (!j.idle()) {
+        copy_token_split(room, o.kv.blocks, j, head, block, n, thread);
+        if (warp < n_prepared)
+            f.load(o.prepare, kind, h, o.scale, j.pos, lane);
+    }
+    copy_wait<0>();
+    wait();
+    if (j.idle())
+        return;
+    if (warp < n_prepared)
+        prepare_token_head(room, o, j, kind, h - j.first_head, f, room.head + warp * n, head, block, lane);
+    else if (j.has_newest())
+        clear_after_newest(room, j, part, n, thread - 32 * n_prepared, TOKEN_THREADS - 32 * n_prepared);
+    __syncthreads();                    /* queries, the newest key and value are there */
+    const bool scores = warp >= j.first && warp < j.end;
+    float s[4];
+    if (scores)
+        score_block(s, room, o, j, part, warp, lane);
+    else if (warp < SPLIT_KV && lane < GPU_ATTN_GROUP)
+        room.most[lane * SPLIT_KV + warp] = -INFINITY;
+    __syncthreads();                    /* the scores are there */
+    if (scores)
+        weigh_block(s, room, warp, lane);
+    __syncthreads();                    /* the weights are there */
+    if (warp == SPLIT_KV)
+        add_token_weights(o, room, j, n, lane);
+    else if (16 * warp < (int)n)
+        add_token_values(o, room, j, part, n, 16 * warp, lane);
+    const unsigned first = (unsigned)j.begin / GPU_SPLIT, n_splits = (unsigned)j.pos / GPU_SPLIT - first + 1;
+    if (grid_last(o.arrived + j.kv_head, n_splits, room.last) && warp < j.share)
+        merge_head(o, j.first_head + warp, first, (int)n_splits, n, lane);
+}
+
+#endif
