@@ -26,7 +26,7 @@
  *          a block.  Each warp loads its first turn before it waits at the barrier: these are
  *          nearly all weights of qkv and o, of which a multiprocessor of an H200 has 42 and 34 KB
  *          (Qwen3-30B-A3B, nl4), and half of those of down
- * limit    instructions, of which all 16 warps run the same: 66 for 16 bytes of nl4 and lane in the
+ * limit    instructions, of which all 16 warps run the same: 62 for 16 bytes of nl4 and lane in the
  *          turns (with several formats 78, and 72 of m5 and m6), and 100 to 300 in each stage
  *          beside them, at 7 cycles each (norms, and the addresses of copies before attention); and
  *          the barriers: a fence, a count and a load of the counter, three times the latency of L2,
@@ -74,6 +74,10 @@ template <int TYPE> constexpr int TURN_STEPS = GPU_TURN_STEPS(ROOMY<TYPE>);
 /* Matrices of a turn of gate and up. */
 template <int TYPE> constexpr int PAIR = TYPE == MIXED ? 1 : 2;
 
+/* Whether turns have the scales of the lane's rows.  Otherwise the first warp multiplies the
+ * finished sums of a tile by them, which takes fewer registers. */
+template <int TYPE, bool WEIGHED> constexpr bool TURN_SCALES = WEIGHED || TYPE == MIXED;
+
 /* The steps that a warp loads together, and the scales of the lane's rows. */
 template <int TYPE, int N> struct turn {
     few_steps<ROOMY<TYPE>, 1, N> s;
@@ -86,12 +90,12 @@ template <int N> struct turn_place {
     const uint8_t *data[N]; int step; const uint16_t *act; float weight; int type = 0, to = 0;
 };
 
-template <int TYPE, int N> DEVICE void load_turn(turn<TYPE, N> &u, const turn_place<N> &p, const gpu_mat &m, int g,
-                                                 int t)
+template <bool SCALES, int TYPE, int N>
+DEVICE void load_turn(turn<TYPE, N> &u, const turn_place<N> &p, const gpu_mat &m, int g, int t)
 {
     few_load_weights(u.s, p.data, m, p.step, g, t);
 #pragma unroll
-    for (int i = 0; i < N; i++) {
+    for (int i = 0; SCALES && i < N; i++) {
         const uint4 s = format<TYPE>::row_scale ? load16(p.data[i] + 16 * g) : make_uint4(0, 0, 0, 0);
 #pragma unroll
         for (int r = 0; r < 4; r++)
@@ -100,16 +104,16 @@ template <int TYPE, int N> DEVICE void load_turn(turn<TYPE, N> &u, const turn_pl
 }
 
 /* Add the products of a turn to the sums of the lane's rows.  Finished sums are multiplied by
- * TURN_UNIT. */
+ * TURN_UNIT, and by the scales of rows unless SCALES. */
 template <int TYPE>
 constexpr float TURN_UNIT = format<ROOMY<TYPE>>::row_scale ? ACT_UNIT : FEW_UNIT<ROOMY<TYPE>>;
-template <int TYPE, int N, bool WEIGHED>
+template <int TYPE, int N, bool WEIGHED, bool SCALES>
 DEVICE void add_turn(float (&sum)[N][4], turn<TYPE, N> &u, const uint16_t *act, float weight, const gpu_mat &m, int t,
                      const wide_table &table)
 {
     float c[N][1][2][4];
     for (int i = 0; i < N * 8; i++)
-        (&c[0][0][0][0])[i] = 0;
+        (&c[0][0][0][0])[i] = SCALES ? 0 : sum[i / 8][i % 8 / 2];
     /* all columns of the product are the one token */
     const auto activations = [&](int, int, int k) { return load16(act + 32 * k + 8 * t); };
     few_load_acts(u.s, m, 0, activations);
@@ -118,7 +122,9 @@ DEVICE void add_turn(float (&sum)[N][4], turn<TYPE, N> &u, const uint16_t *act, 
     for (int i = 0; i < N; i++)
 #pragma unroll
         for (int r = 0; r < 4; r++)
-            sum[i][r] = fmaf(c[i][0][r / 2][r % 2 * 2], WEIGHED ? u.scale[i][r] * weight : u.scale[i][r], sum[i][r]);
+            sum[i][r] = SCALES ? fmaf(c[i][0][r / 2][r % 2 * 2], WEIGHED ? u.scale[i][r] * weight : u.scale[i][r],
+                                      sum[i][r])
+                               : c[i][0][r / 2][r % 2 * 2];
 }
 
 /* ---- turns of several formats ---- */
@@ -150,11 +156,11 @@ template <int TO, int FROM> DEVICE void copy_turn(turn<TO, 1> &to, const turn<FR
         to.scale[0][r] = from.scale[0][r];
 }
 
-DEVICE void load_turn(turn<MIXED, 1> &u, const turn_place<1> &p, const gpu_mat &m, int g, int t)
+template <bool SCALES> DEVICE void load_turn(turn<MIXED, 1> &u, const turn_place<1> &p, const gpu_mat &m, int g, int t)
 {
     with_format(p.type, [&](auto f) {
         turn<decltype(f)::type, 1> own;
-        load_turn(own, p, m, g, t);
+        load_turn<SCALES>(own, p, m, g, t);
         copy_turn(u, own);
     });
 }
@@ -170,7 +176,7 @@ DEVICE void add_turn_to(float (&sum)[N][4], turn<TYPE, LOADED> &u, const turn_pl
             turn<OF, 1> own;
             float y[1][4] = {};
             copy_turn(own, u);
-            add_turn<OF, 1, WEIGHED>(y, own, p.act, p.weight, m, t, table);
+            add_turn<OF, 1, WEIGHED, true>(y, own, p.act, p.weight, m, t, table);
 #pragma unroll
             for (int n = 0; n < N; n++)
 #pragma unroll
@@ -178,7 +184,7 @@ DEVICE void add_turn_to(float (&sum)[N][4], turn<TYPE, LOADED> &u, const turn_pl
                     sum[n][r] += N == 1 || n == p.to ? y[0][r] : 0;
         });
     else
-        add_turn<TYPE, N, WEIGHED>(sum, u, p.act, p.weight, m, t, table);
+        add_turn<TYPE, N, WEIGHED, TURN_SCALES<TYPE, WEIGHED>>(sum, u, p.act, p.weight, m, t, table);
 }
 
 /* ---- units ---- */
@@ -189,10 +195,11 @@ DEVICE void add_turn_to(float (&sum)[N][4], turn<TYPE, LOADED> &u, const turn_pl
  *     JOINS                      whether sums of other blocks are added
  *     n                          number of units
  *     range(i, first, end)       the turns of unit i
- *     place(i, turn)             the place of a turn
+ *     place(i, turn)             the place of a turn; the tile of all turns of unit i is the same,
+ *                                unless they have weights
  *     mat()                      a matrix with the shape of all tiles
- *     store(i, k, y[N])          take the sums of row k of the tile, by thread k; they are to be
- *                                multiplied by TURN_UNIT
+ *     store(i, k, y[N], by[N])   take the sums of row k of the tile, by thread k, which are to be
+ *                                multiplied by `by`
  *  and if sums of other blocks are added
  *     n_after(i)                 number of blocks after this one that have parts of unit i
  *     sent(part, k)              the sums of matrix k that the block `part` after this one sends */
@@ -201,7 +208,19 @@ template <int TYPE, int N, class JOB> struct units {
     turn<TYPE, LOADED> u;
     turn_place<LOADED> at;              /* of the loaded turn */
     int i, q, end;                      /* the warp's next turn */
+    float scale[N];                     /* of row threadIdx.x of the current unit, in the first warp */
 
+    /* Load the scales of a unit's rows, which nothing has multiplied so far. */
+    DEVICE void load_scales(const JOB &job, int unit)
+    {
+        if constexpr (!TURN_SCALES<TYPE, JOB::WEIGHED> && format<ROOMY<TYPE>>::row_scale)
+            if (threadIdx.x < 32 && unit < job.n) {
+                const turn_place<N> p = job.place(unit, 0);
+#pragma unroll
+                for (int n = 0; n < N; n++)
+                    scale[n] = reinterpret_cast<const float *>(p.data[n])[threadIdx.x];
+            }
+    }
     DEVICE void seek(const JOB &job)
     {
         while (q >= end && ++i < job.n) {
@@ -210,7 +229,7 @@ template <int TYPE, int N, class JOB> struct units {
         }
         if (i < job.n) {
             at = job.place(i, q);
-            load_turn(u, at, job.mat(), threadIdx.x % 32 / 4, threadIdx.x % 4);
+            load_turn<TURN_SCALES<TYPE, JOB::WEIGHED>>(u, at, job.mat(), threadIdx.x % 32 / 4, threadIdx.x % 4);
         }
     }
     /* Start to load the first turn.  A warp may have none, but all members are set: the compiler
@@ -221,7 +240,10 @@ template <int TYPE, int N, class JOB> struct units {
         at = {};
         i = -1;
         q = end = 0;
+        for (int n = 0; n < N; n++)
+            scale[n] = 1;
         seek(job);
+        load_scales(job, 0);
     }
     /* Add the sums of other blocks, each to those of a warp: of those that had the fewest turns. */
     DEVICE void join(const JOB &job, int unit, float *sums)
@@ -259,7 +281,11 @@ template <int TYPE, int N, class JOB> struct units {
                 for (int w = 0; w < WARPS; w++)
                     for (int n = 0; n < N; n++)
                         y[n] += sums[(w * N + n) * 32 + threadIdx.x];
-                job.store(unit, threadIdx.x, y);
+                float by[N];
+                for (int n = 0; n < N; n++)
+                    by[n] = scale[n] * TURN_UNIT<TYPE>;
+                job.store(unit, threadIdx.x, y, by);
+                load_scales(job, unit + 1);
             }
         }
     }
@@ -331,13 +357,13 @@ template <int TYPE> struct linear_job {
         range(i, from, to);
         return from == (mine.tile + i) * d.per_tile;
     }
-    DEVICE float store(int i, int k, const float (&y)[1]) const
+    DEVICE float store(int i, int k, const float (&y)[1], const float (&by)[1]) const
     {
         int tile = mine.tile + i, which = 0;
         while (tile >= w[which].n_tiles)
             tile -= w[which++].n_tiles;
         const int row = 32 * tile + k;
-        const float sum = y[0] * TURN_UNIT<TYPE>,
+        const float sum = y[0] * by[0],
                     biased = is_first(i) && bias[which] && row < w[which].rows ? sum + bias[which][row] : sum;
         store_part(d, mine, i, k, biased, parts);
         return biased;
@@ -354,10 +380,10 @@ template <int TYPE> struct o_job : linear_job<TYPE> {
     DEVICE o_job(const linear_job<TYPE> &job, const float *x_, const float *factors_, float scale_, float offset_,
                      float *added_)
         : linear_job<TYPE>(job), x(x_), factors(factors_), scale(scale_), offset(offset_), added(added_) {}
-    DEVICE void store(int i, int k, const float (&y)[1]) const
+    DEVICE void store(int i, int k, const float (&y)[1], const float (&by)[1]) const
     {
         const int row = 32 * (this->mine.tile + i) + k;
-        const float part = linear_job<TYPE>::store(i, k, y);
+        const float part = linear_job<TYPE>::store(i, k, y, by);
         added[row] = fmaf(scale, part, this->is_first(i) ? x[row] : 0) * (factors ? factors[row] + offset : 1);
     }
 };
@@ -414,7 +440,7 @@ template <int TYPE> struct up_job {
         return i == n - 1 && is_first(i) ? divided((mine.tile + n) * d.per_tile - 1, d.by_share) - (int)blockIdx.x : 0;
     }
     DEVICE uint64_t *sent(int part, int k) const { return words + ((blockIdx.x + part) * 2 + k) * 32; }
-    DEVICE void store(int i, int k, const float (&y)[2]) const
+    DEVICE void store(int i, int k, const float (&y)[2], const float (&by)[2]) const
     {
         if (!is_first(i)) {
             grid_send(sent(0, 0) + k, y[0]);
@@ -425,8 +451,8 @@ template <int TYPE> struct up_job {
                   expert = c[at].expert;
         float h = 0;
         if (row < mat().rows)
-            h = expert_activation(o, c[at].pair, expert_biased(o.w[0], expert, row, y[0] * TURN_UNIT<TYPE>),
-                                  expert_biased(o.w[1], expert, row, y[1] * TURN_UNIT<TYPE>));
+            h = expert_activation(o, c[at].pair, expert_biased(o.w[0], expert, row, y[0] * by[0]),
+                                  expert_biased(o.w[1], expert, row, y[1] * by[1]));
         o.act_out[(size_t)at * o.act_out_stride + act_place(row, GPU_ACT_LANES)] = row < mat().rows ? act_of(h) : 0;
     }
 };
@@ -464,9 +490,9 @@ template <int TYPE> struct down_job {
         return { { c[at].down + (size_t)(mine.tile + i) * w.tile_bytes }, step, act + at * stride + step * 32,
                  c[at].weight, w.type };
     }
-    DEVICE void store(int i, int k, const float (&y)[1]) const
+    DEVICE void store(int i, int k, const float (&y)[1], const float (&by)[1]) const
     {
-        store_part(d, mine, i, k, y[0] * TURN_UNIT<TYPE>, parts);
+        store_part(d, mine, i, k, y[0] * by[0], parts);
     }
 };
 

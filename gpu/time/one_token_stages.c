@@ -20,6 +20,7 @@ enum {
     NORM_WAITS = 200,                   /* cycles of shuffles and barriers that nothing hides */
     CHOSEN = 100,                       /* addresses of the chosen experts, and a barrier */
     JOIN = 60,                          /* instructions of a warp to divide gate and up, and to join them */
+    WEIGH = 16,                         /* and to multiply the sums of a turn of down, with its own scales */
     /* instructions of a warp: to start the copies of the router's columns and the norm's factors;
      * for eight outputs of the router; of the first half of a norm, with the loads of an output.
      * Cycles from a sum to an output */
@@ -352,6 +353,10 @@ static void add_down(struct token_walk *t, const struct mat *m, int n)
                               .l2_bytes = n * ((double)m->size + 2.0 * t->same.blocks * m->cols),
                               .setup_cycles = COPY + REDUCE };
     count_turns(t, &s, &t->down, &m, 1);
+    if (!t->mixed) {                    /* there all turns do so */
+        s.issue += (double)s.active * t->down.share * WEIGH;
+        s.turn_cycles += WEIGH;
+    }
     stage(t, s);
 }
 
