@@ -649,8 +649,8 @@ DEVICE void copy_act(uint16_t *to, const uint16_t *from, int n)
 /* A product with the router's matrix is linear, so each block multiplies its own part of the sum
  * that becomes the residual, before the barrier, by the columns for its rows, and adds the results
  * to those of other blocks.  The factor of the norm is the same for all outputs, and follows after
- * the barrier.  Outputs are added as multiples of the unit 1 / *r.unit(), a power of two about 2^30
- * times smaller than 1 in the normed row before attention. */
+ * the barrier.  Outputs are added as multiples of the unit 1 / gpu_token_step.unit, a power of two
+ * about 2^30 times smaller than 1 in the normed row before attention. */
 constexpr float UNITS_OF_ONE = 1 << 30, MOST_UNITS = 1ull << 54;        /* of a block: the sum of all fits */
 
 DEVICE float output_unit(float inverse) { return float_of(bits_of(inverse) & 0x7f800000) * UNITS_OF_ONE; }
@@ -755,7 +755,7 @@ DEVICE void copy_layer(gpu_token_layer *to, const gpu_token_layer *from)
  * shared memory stay in their stage.  The compiler would move all that depends on arguments in
  * constant memory out of the loop over layers, and keep it in registers. */
 struct block_room {
-    const gpu_token_step &o;
+    gpu_token_step &o;
 
     DEVICE uint8_t *at(uint32_t offset) const
     {
@@ -775,9 +775,8 @@ struct block_room {
     DEVICE int32_t *n_chosen() const { return reinterpret_cast<int32_t *>(weight() + o.top_k); }
     DEVICE int32_t *pos() const { return n_chosen() + 2; }
     DEVICE int32_t *table_of() const { return n_chosen() + 3; }
-    DEVICE float *unit() const { return reinterpret_cast<float *>(n_chosen() + 4); }    /* of in_units() */
     /* of the first job of attention, and of two others in turn */
-    DEVICE int32_t *kv_blocks() const { return n_chosen() + 8; }
+    DEVICE int32_t *kv_blocks() const { return n_chosen() + 4; }
     DEVICE chosen *experts() const { return reinterpret_cast<chosen *>(at(o.room.choice)); }
 };
 
@@ -798,7 +797,7 @@ DEVICE void run_qkv(const block_room &r, const gpu_token_layer &l, const wide_ta
     add_pending(v, r.x(), { o.down_parts, first ? 0 : o.down.parts, 32 * o.down.n_tiles, o.scale }, o.hidden);
     const float inverse = norm_row(v, w, l.attn_norm, r.act(), r.sums());
     if (threadIdx.x == 0)
-        *r.unit() = output_unit(inverse);
+        r.o.unit = output_unit(inverse);
     u.run(job, table, r.sums());
 }
 
@@ -860,7 +859,7 @@ DEVICE void run_o_and_router(const block_room &r, const gpu_token_layer &l, cons
     copy_act(r.act(), l.attention.act, 32 * l.o.n_steps);
     u.run(job, table, r.sums());
     __syncthreads();                    /* the rows are there */
-    add_outputs(l.route, r.added(), r.router(), job.mine.tile, job.n, *r.unit(), r.o.outputs);
+    add_outputs(l.route, r.added(), r.router(), job.mine.tile, job.n, r.o.unit, r.o.outputs);
 }
 
 /* x += parts of o. */
@@ -887,7 +886,7 @@ DEVICE float choose(const block_room &r, const gpu_token_layer &l, const barrier
     const long long output = (int)threadIdx.x < ld ? added_outputs(r.o.outputs, threadIdx.x, ld) : 0;
     add_o(v, r);
     const float inverse = row_inverse(v, l.mlp_norm, r.sums()),
-                unit = float_of(0x7f000000u - bits_of(*r.unit()));      /* 1 / a power of two */
+                unit = float_of(0x7f000000u - bits_of(r.o.unit));      /* 1 / a power of two */
     id = choose_ids<WARPS>(l.route, r.room(), [&](int i) {
         const float x = (float)output * unit * inverse;
         return bias ? x + bias[i] : x;

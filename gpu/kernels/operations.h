@@ -393,7 +393,7 @@ struct gpu_token_room { uint32_t step, layers, x, added, act, sums, choice, room
 enum { GPU_TOKEN_WARPS = 16, GPU_TOKEN_BLOCKS = 256 /* at most */, GPU_TOKEN_DIM = 128 /* most elements of a head */ };
 /* Blocks add the router's outputs to one of these copies, so that they wait less for each other.
  * Outputs are whole numbers: their sum does not depend on the order. */
-enum { GPU_TOKEN_COPIES = 4, GPU_TOKEN_PITCH = 40 /* floats of 32 experts in `router` */ };
+enum { GPU_TOKEN_COPIES = 8, GPU_TOKEN_PITCH = 40 /* floats of 32 experts in `router` */ };
 struct gpu_token_step {
     const struct gpu_token_layer *layers;       /* device memory */
     int n;                              /* number of layers, all of the same shapes */
@@ -416,6 +416,7 @@ struct gpu_token_step {
     int top_k;                          /* room for as many experts: a multiple of 4 */
     int lists;                          /* of 32 experts; 0: a dense model */
     int share;                          /* query heads that share a key */
+    float unit;                         /* by which blocks multiply the router's outputs of a layer */
     struct gpu_token_room room;
 };
 /* The shared memory of attention to a split, of heads of dim with `part` bytes of keys in a KV
@@ -439,7 +440,7 @@ static inline size_t gpu_token_shared(struct gpu_token_room *r, size_t table, si
     const size_t sizes[] = { sizeof(struct gpu_token_step), 2 * sizeof(struct gpu_token_layer), sizeof(float) * hidden,
                              sizeof(float) * 2 * 2 * 32 * GPU_TOKEN_WARPS,      /* two units, gate and up */
                              (size_t)(top_k + 3) / 4 * 4 * (4 * sizeof(void *) + 2 * sizeof(int32_t)) +
-                                 8 * sizeof(int32_t) + 3 * GPU_SPLIT / KV_BLOCK * sizeof(int32_t),
+                                 4 * sizeof(int32_t) + 3 * GPU_SPLIT / KV_BLOCK * sizeof(int32_t),
                              choice, sizeof(uint16_t) * act, lists ? sizeof(float) * hidden : 0,
                              lists ? sizeof(float) * hidden : 0, sizeof(float) * 32 * GPU_TOKEN_PITCH * (size_t)lists };
     uint32_t *const to[] = { &r->step, &r->layers, &r->x, &r->sums, &r->choice, &r->room, &r->act, &r->added,

@@ -25,7 +25,7 @@ enum {
      * for eight outputs of the router; of the first half of a norm, with the loads of an output.
      * Cycles from a sum to an output */
     START_ROUTER = 75,
-    OUTPUTS = 85,
+    OUTPUTS = 75,
     NORM_SUM = 150,
     AS_OUTPUT = 40,
 };
