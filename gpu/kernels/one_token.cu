@@ -829,7 +829,7 @@ DEVICE void attend(const block_room &r, const gpu_token_layer &l, const barrier 
             __syncthreads();            /* the job before has read its room, and the numbers are there */
         }
         attend_to_split(o, token_split(o, r.o.share, job - split * o.n_kv_heads, split), kv,
-                        reinterpret_cast<uint8_t *>(r.room()), [&] {
+                        reinterpret_cast<uint8_t *>(r.sums()), [&] {
             if (i)
                 __syncthreads();
             else
@@ -1058,7 +1058,8 @@ static size_t plan_room(gpu_token_step &o, const gpu_token_layer &l)
                  widest = hidden > att ? hidden : att;
     const int table = o.mixed || l.o.type == QT_NL4;
     return gpu_token_shared(&o.room, table ? WIDE_BYTES : 0, hidden, widest > mlp ? widest : mlp,
-                            gpu_token_split_bytes((size_t)l.attention.head_dim, l.attention.kv.blocks.part),
+                            gpu_token_split_bytes((size_t)l.attention.head_dim, l.attention.kv.blocks.part,
+                                                  l.attention.n_heads / l.attention.n_kv_heads),
                             l.route.n_experts ? gpu_choose_only_bytes(l.route.n_experts, l.route.top_k) : 0, o.top_k,
                             o.lists);
 }

@@ -387,7 +387,7 @@ struct gpu_token_layer {
     struct gpu_expert_mat down;
 };
 /* Offsets in a block's shared memory.  step: the arguments of the launch; choice: the chosen
- * experts; room: for attention, or to choose experts; added: what the block adds to the residual;
+ * experts; room: to choose experts; added: what the block adds to the residual;
  * factors: of the norm before the experts; router: the columns of a tile of rows of o. */
 struct gpu_token_room { uint32_t step, layers, x, added, act, sums, choice, room, factors, router; };
 enum { GPU_TOKEN_WARPS = 16, GPU_TOKEN_BLOCKS = 256 /* at most */, GPU_TOKEN_DIM = 128 /* most elements of a head */ };
@@ -419,38 +419,39 @@ struct gpu_token_step {
     float unit;                         /* by which blocks multiply the router's outputs of a layer */
     struct gpu_token_room room;
 };
-/* The shared memory of attention to a split, of heads of dim with `part` bytes of keys in a KV
- * block: 16 bytes of weights and a sum for each lane and KV block; a number for each head and KV
- * block, and four; copies of keys and values; queries, for each 16 elements; and heads that are
- * being prepared (gpu/prim/attn_token.cuh). */
+/* The shared memory of attention to a split, of `share` heads of dim with `part` bytes of keys in a
+ * KV block: 16 bytes of weights and a sum for each lane and KV block; a number for each head and KV
+ * block, and four; queries, for each 16 elements; heads that are being prepared; and copies of keys
+ * and values (gpu/prim/attn_token.cuh). */
 enum { GPU_TOKEN_QUERIES = 32 * 16 + 64 };
-static inline size_t gpu_token_split_bytes(size_t dim, size_t part)
+static inline size_t gpu_token_split_bytes(size_t dim, size_t part, int share)
 {
     const size_t blocks = GPU_SPLIT / KV_BLOCK;
     return blocks * 32 * (16 + sizeof(float)) + sizeof(float) * (GPU_ATTN_GROUP * blocks + 4) + 2 * blocks * part +
-           dim / 16 * GPU_TOKEN_QUERIES + sizeof(float) * (GPU_ATTN_GROUP + 2) * dim;
+           dim / 16 * GPU_TOKEN_QUERIES + sizeof(float) * (size_t)(share + 2) * dim;
 }
 /* The shared memory of a block: of a residual of `hidden` floats, `act` f16 in the widest row of
  * activations, split bytes for attention, choice bytes to choose top_k of 32 * lists experts (0: a
- * dense model); table: bytes of the codebook, which comes first.  Attention takes the place of
- * activations and the router.  Returns the size. */
+ * dense model); table: bytes of the codebook, which comes first.  Attention takes the place of sums
+ * and all that follows.  Its copies begin while the first warp may still read the sums of q, k and
+ * v, so they lie behind these.  Returns the size. */
 static inline size_t gpu_token_shared(struct gpu_token_room *r, size_t table, size_t hidden, size_t act, size_t split,
                                       size_t choice, int top_k, int lists)
 {
     const size_t sizes[] = { sizeof(struct gpu_token_step), 2 * sizeof(struct gpu_token_layer), sizeof(float) * hidden,
-                             sizeof(float) * 2 * 2 * 32 * GPU_TOKEN_WARPS,      /* two units, gate and up */
                              (size_t)(top_k + 3) / 4 * 4 * (4 * sizeof(void *) + 2 * sizeof(int32_t)) +
                                  4 * sizeof(int32_t) + 3 * GPU_SPLIT / KV_BLOCK * sizeof(int32_t),
+                             sizeof(float) * 2 * 2 * 32 * GPU_TOKEN_WARPS,      /* two units, gate and up */
                              choice, sizeof(uint16_t) * act, lists ? sizeof(float) * hidden : 0,
                              lists ? sizeof(float) * hidden : 0, sizeof(float) * 32 * GPU_TOKEN_PITCH * (size_t)lists };
-    uint32_t *const to[] = { &r->step, &r->layers, &r->x, &r->sums, &r->choice, &r->room, &r->act, &r->added,
+    uint32_t *const to[] = { &r->step, &r->layers, &r->x, &r->choice, &r->sums, &r->room, &r->act, &r->added,
                              &r->factors, &r->router };
     size_t n = table;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         *to[i] = (uint32_t)n;
         n += (sizes[i] + 15) / 16 * 16;
     }
-    return r->room + split > n ? r->room + split : n;
+    return r->sums + split > n ? r->sums + split : n;
 }
 /* Run these layers for the only token of a step.  l: one of them, in host memory.  takes: whether
  * the device and the shapes allow it. */

@@ -43,20 +43,20 @@ struct token_room {
     float *sum;                         /* [SPLIT_KV][32]: of a lane's weights */
     float *most;                        /* [8][SPLIT_KV]: of a head, the largest score of a KV block */
     unsigned *last;                     /* grid_last() */
-    uint8_t *keys, *values;             /* [SPLIT_KV][part] */
     uint8_t *q;                         /* [n / 16][QUERY_STEP] */
-    float *head;                        /* [10][n]: heads that are being prepared */
+    float *head;                        /* [share + 2][n]: heads that are being prepared */
+    uint8_t *keys, *values;             /* [SPLIT_KV][part]: they alone are written before the wait */
 
-    DEVICE token_room(uint8_t *room, unsigned n, unsigned part)
+    DEVICE token_room(uint8_t *room, unsigned n, unsigned part, int share)
     {
         weight = reinterpret_cast<uint4 *>(room);
         sum = reinterpret_cast<float *>(weight + SPLIT_KV * 32);
         most = sum + SPLIT_KV * 32;
         last = reinterpret_cast<unsigned *>(most + GPU_ATTN_GROUP * SPLIT_KV);
-        keys = reinterpret_cast<uint8_t *>(last + 4);
-        values = keys + SPLIT_KV * part;
-        q = values + SPLIT_KV * part;
+        q = reinterpret_cast<uint8_t *>(last + 4);
         head = reinterpret_cast<float *>(q + n / 16 * QUERY_STEP);
+        keys = reinterpret_cast<uint8_t *>(head + (share + 2) * n);
+        values = keys + SPLIT_KV * part;
     }
 };
 /* The place of chunk c, 16 bytes, of a block's keys, of which 8 have 4 elements of all
@@ -549,7 +549,7 @@ DEVICE void attend_to_split(const gpu_attention &o, const token_split &j, const 
 {
     const unsigned thread = threadIdx.x, lane = thread % 32, n = o.head_dim, part = o.kv.blocks.part;
     const int warp = (int)(thread / 32);
-    const token_room room(shared, n, part);
+    const token_room room(shared, n, part, j.share);
     const head_kind kind = warp < j.share ? HEAD_OF_QUERY : warp == j.share ? HEAD_OF_KEY : HEAD_OF_VALUE;
     const int h = warp < j.share ? j.first_head + warp : j.kv_head, n_prepared = j.share + (j.has_newest() ? 2 : 0);
     uint8_t *const head = o.kv.blocks.base + o.kv.blocks.layer_offset + j.kv_head * 2 * part;

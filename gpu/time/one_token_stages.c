@@ -368,7 +368,8 @@ static size_t shared_of(const struct walk *w, int table)
     const int moe = c->ff[0] == FF_MOE, size = moe ? c->moe.intermediate_size : c->intermediate_size;
     const size_t dim = (size_t)c->head_dim, hidden = (size_t)c->hidden_size, att = (size_t)c->n_heads * dim,
                  stride = ((size_t)size + 63) / 64 * 64, mlp = (size_t)(moe ? c->moe.top_k : 1) * stride,
-                 widest = hidden > att ? hidden : att, split = gpu_token_split_bytes(dim, 2 * 16 * dim);
+                 widest = hidden > att ? hidden : att,
+                 split = gpu_token_split_bytes(dim, 2 * 16 * dim, c->n_heads / c->n_kv_heads);
     return gpu_token_shared(&room, table ? 2 * TABLE_SIZE : 0, hidden, widest > mlp ? widest : mlp, split,
                             moe ? gpu_choose_only_bytes(c->moe.n_experts, c->moe.top_k) : 0, moe ? c->moe.top_k : 1,
                             moe ? (c->moe.n_experts + 31) / 32 : 0);
