@@ -16,8 +16,7 @@ __global__ __launch_bounds__(THREADS) void attn_split_kernel(gpu_attention o, in
 {
     launch_dependents();
     SHARED(float, room);
-    attn_split_block<KV, GROUP, LATENT, COPIED, WARPS, false>(o, passes, blockIdx, gridDim.y, room,
-                                                              [] { wait_for_prerequisites(); });
+    attn_split_block<KV, GROUP, LATENT, COPIED, WARPS>(o, passes, blockIdx, gridDim.y, room);
 }
 
 template <int KV, int GROUP, int LATENT, bool COPIED>

@@ -1,13 +1,12 @@
 /* attn_split.cuh - attention of one token to one split of its context, GPU_SPLIT positions, and the
- * merge of the splits, as work of one block of any launch (attn_decode.cu).
+ * merge of the splits (attn_decode.cu).
  *
- * tile     a block of WARPS warps, 8 or 16: one token, one KV head with up to GROUP query heads
- *          that share it, one split.  Scores: a warp takes KV blocks of 16 positions, of which a
- *          split has 8; two of 16 warps share the heads of each; a lane multiplies every 16th
- *          element of 8 of these positions, so that a load of the warp is 512 contiguous bytes of
- *          f16; lanes then add up their sums by shuffles, each of which exchanges half as many
- *          values as the one before.  Values: a thread has 64 / WARPS elements and loops over
- *          positions
+ * tile     a block of WARPS warps: one token, one KV head with up to GROUP query heads that share
+ *          it, one split.  Scores: a warp takes KV blocks of 16 positions, of which a split has 8;
+ *          a lane multiplies every 16th element of 8 of these positions, so that a load of the warp
+ *          is 512 contiguous bytes of f16; lanes then add up their sums by shuffles, each of which
+ *          exchanges half as many values as the one before.  Values: a thread has 64 / WARPS
+ *          elements and loops over positions
  * moves    keys and values of the split once, for all heads that share them: for each position and
  *          KV head 4 * head_dim bytes of f16 or bf16, 2 * head_dim + 8 of fp8 or i8, head_dim + 8
  *          of i4, head_dim / 2 of ternary and 8 for all heads together (calculated).  With a tail,
@@ -81,34 +80,22 @@ template <int KV> DEVICE int in_tail(const split_job &j, int p0)
 /* Whether the token's key and value belong to this split. */
 DEVICE int has_newest(const split_job &j) { return j.pos >= 0 && j.to == j.pos + 1; }
 
-/* prepare_head(); PARTS: of sums of parts of k. */
-template <bool PARTS> DEVICE void prepare_one(float *x, const struct gpu_prepare &o, head_kind kind, int t, int h,
-                                              int lane)
-{
-    if constexpr (PARTS) {
-        const head_parts parts(o.parts[kind], o.head_dim, h, lane);
-        prepare_head(x, o, kind, t, h, lane, &parts);
-    } else {
-        prepare_head(x, o, kind, t, h, lane);
-    }
-}
-
 /* Prepare the queries of the group, and the token's key and value if they belong to this split.
  * stores: store them.  q [GROUP][n], room [2][n]. */
-template <int KV, int WARPS, bool PARTS>
+template <int KV, int WARPS>
 DEVICE void prepare_group(float *q, float *room, const gpu_attention &o, const split_job &j, bool stores)
 {
     const int lane = threadIdx.x % 32, n = o.head_dim;
     for (int i = threadIdx.x / 32; i < j.n_group + 2 * has_newest(j); i += WARPS) {
         if (i < j.n_group) {
             const float by = temper_of(o.prepare.temper, j.pos);
-            prepare_one<PARTS>(q + i * n, o.prepare, HEAD_OF_QUERY, j.t, j.first_head + i, lane);
+            prepare_head(q + i * n, o.prepare, HEAD_OF_QUERY, j.t, j.first_head + i, lane);
             for (int d = lane; d < n; d += 32)
                 q[i * n + d] *= by;
         } else {
             const int is_k = i == j.n_group;
             float *const x = room + (is_k ? 0 : n);
-            prepare_one<PARTS>(x, o.prepare, is_k ? HEAD_OF_KEY : HEAD_OF_VALUE, j.t, j.kv_head, lane);
+            prepare_head(x, o.prepare, is_k ? HEAD_OF_KEY : HEAD_OF_VALUE, j.t, j.kv_head, lane);
             if (stores)
                 store_prepared(x, o.prepare, KV, is_k, j.t, j.kv_head, lane);
         }
@@ -190,25 +177,24 @@ DEVICE float fold(float s[8])
     return s[0] + __shfl_xor_sync(FULL_WARP, s[0], 2);
 }
 
-/* One warp computes score [GROUP][GPU_SPLIT] for heads first .. first + HEADS - 1 of the group and
- * the 16 positions from p0 on, whose keys are in `block`; positions that the token does not attend
- * to get -inf. */
-template <int KV, int HEADS> DEVICE void score_block(float *score, const float *q, const gpu_attention &o,
-                                                     const split_job &j, int first, const uint8_t *block, int p0)
+/* One warp computes score [GROUP][GPU_SPLIT] for the 16 positions from p0 on, whose keys are in
+ * `block`; positions that the token does not attend to get -inf. */
+template <int KV, int GROUP> DEVICE void score_block(float *score, const float *q, const gpu_attention &o,
+                                                     const split_job &j, const uint8_t *block, int p0)
 {
     const int lane = threadIdx.x % 32, slot = folded_slot(lane), p = p0 + slot;
-    float s[HEADS][8];
-    lane_scores<KV, HEADS>(s, q + first * o.head_dim, block, o.head_dim);
+    float s[GROUP][8];
+    lane_scores<KV, GROUP>(s, q, block, o.head_dim);
     const float scale = kv_scale<KV>(block, kv_scales_at<KV>(o.kv, j.kv_head, o.head_dim, 0), slot) * o.scale;
 #pragma unroll
-    for (int h = 0; h < HEADS; h++) {
+    for (int h = 0; h < GROUP; h++) {
         float v = fold(s[h]) * scale;
         if (o.softcap > 0)
             v = o.softcap * tanhf(v / o.softcap);
         if (o.alibi)
-            v = fmaf(first + h < j.n_group ? o.alibi[j.first_head + first + h] : 0, (float)(p - j.pos), v);
+            v = fmaf(h < j.n_group ? o.alibi[j.first_head + h] : 0, (float)(p - j.pos), v);
         if ((lane & 2) == 0)
-            score[(first + h) * GPU_SPLIT + p - j.start] = p >= j.begin && p < j.to ? v : -INFINITY;
+            score[h * GPU_SPLIT + p - j.start] = p >= j.begin && p < j.to ? v : -INFINITY;
     }
 }
 
@@ -425,15 +411,10 @@ DEVICE void merge_splits(const gpu_attention &o, const split_job &j, int n_split
 
 /* Attend to the split of `block` (split_job_of()), with all threads of a block of WARPS warps; n_y:
  * number of groups of heads.  COPIED: of the step's only token, with its split in shared memory.
- * PARTS: o.prepare.parts are its queries, keys and values.  room: attn_split_bytes().  All threads
- * call wait() once, before they read what other launches or blocks have computed for the step, and
- * before they write to global memory.  A block may attend to several splits, with a __syncthreads()
- * before each but the first: threads then have read what is in the room, and no copies are under
- * way. */
-template <int KV, int GROUP, int LATENT, bool COPIED, int WARPS, bool PARTS, class WAIT>
-DEVICE void attn_split_block(const gpu_attention &o, int passes, dim3 block, unsigned n_y, float *room, WAIT wait)
+ * room: attn_split_bytes(). */
+template <int KV, int GROUP, int LATENT, bool COPIED, int WARPS>
+DEVICE void attn_split_block(const gpu_attention &o, int passes, dim3 block, unsigned n_y, float *room)
 {
-    static_assert(WARPS == 8 || WARPS == 16, "a thread has whole words of values");
     static_assert(GROUP <= WARPS, "each head of a group has a warp");
     enum { THREADS = WARPS * 32 };
     const split_job j = split_job_of<GROUP>(o, passes, block);      /* from arrays that no kernel writes */
@@ -450,7 +431,7 @@ DEVICE void attn_split_block(const gpu_attention &o, int passes, dim3 block, uns
     if constexpr (COPIED)
         if (!idle)
             copy_split<WARPS>(copy, o, j);
-    wait();
+    wait_for_prerequisites();
     if (idle)
         return;
     const size_t next_head = (size_t)o.max_splits * (size + 2);
@@ -459,7 +440,7 @@ DEVICE void attn_split_block(const gpu_attention &o, int passes, dim3 block, uns
     int ready = 0;                      /* elements of q */
     if constexpr (!LATENT && KV != KV_T2)
         if (COPIED || o.prepare.head_dim) {
-            prepare_group<KV, WARPS, PARTS>(q, COPIED ? newest : part, o, j, block.y % passes == 0);
+            prepare_group<KV, WARPS>(q, COPIED ? newest : part, o, j, block.y % passes == 0);
             ready = j.n_group * n;
         }
     /* the heads of a group follow each other */
@@ -472,14 +453,12 @@ DEVICE void attn_split_block(const gpu_attention &o, int passes, dim3 block, uns
         add_newest<KV>(copy, newest, o, j);
         __syncthreads();
     }
-    constexpr int SHARES = LATENT || GROUP == 1 ? 1 : WARPS / 8, HEADS = GROUP / SHARES;
-    const int first = SHARES == 1 ? 0 : warp / 8 * HEADS;
-    for (int p0 = j.from + warp % (WARPS / SHARES) * KV_BLOCK; p0 < j.to; p0 += WARPS / SHARES * KV_BLOCK) {
+    for (int p0 = j.from + warp * KV_BLOCK; p0 < j.to; p0 += WARPS * KV_BLOCK) {
         const int at = (p0 - j.start) / KV_BLOCK * kv_bytes;
         LATENT ? latent_block<KV, GROUP>(score, q, o, j, p0)
-        : COPIED ? score_block<KV, HEADS>(score, q, o, j, first, copy.keys + at, p0)
-        : in_tail<KV>(j, p0) ? score_block<KV_F16, HEADS>(score, q, o, j, first, kv_keys(j.tail, o.kv.tail, p0), p0)
-                             : score_block<KV, HEADS>(score, q, o, j, first, kv_keys(j.kv, o.kv.blocks, p0), p0);
+        : COPIED ? score_block<KV, GROUP>(score, q, o, j, copy.keys + at, p0)
+        : in_tail<KV>(j, p0) ? score_block<KV_F16, GROUP>(score, q, o, j, kv_keys(j.tail, o.kv.tail, p0), p0)
+                             : score_block<KV, GROUP>(score, q, o, j, kv_keys(j.kv, o.kv.blocks, p0), p0);
     }
     __syncthreads();
     for (int h = warp; h < j.n_group; h += WARPS)
