@@ -12,8 +12,7 @@ teardown_file() { :; }
   export ZSE_HOME=$t/home
   zse-convert models/tiny -o "$t/tiny.zse" --quality fast >/dev/null
   start "$t/log" "$t/tiny.zse" --port 0 --max-seqs 1 --ctx 256 --kv-bytes 300kB --kv-events "ipc://$t/events" --kv-replay "ipc://$t/replay"
-  listens "$URL"
-  await curl -sf "$URL/health"
+  await listens "$URL"
   build/venv/bin/python tests/serve/kv_events.py "$URL" "ipc://$t/events" "ipc://$t/replay"
   stop "$PID"
 }
