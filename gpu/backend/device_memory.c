@@ -672,8 +672,9 @@ int memory_open(struct gpu_backend *b, struct err *e)
         memcpy(part[i].p, &at, sizeof at);
         at += up256(part[i].bytes);
     }
-    /* the padding of activation rows and the count of blocks stay 0 from here on, and tokens that
-     * only pad a step read finite numbers */
+    /* the padding of activation rows, the counts of blocks and the words that blocks of one_token
+     * send each other stay 0 from here on (all come after b->act), and tokens that only pad a step
+     * read finite numbers */
     if (gpu_fill(b->g, GPU_COMPUTE, b->act, 0, (size_t)((uint8_t *)(c->n_ropes ? (void *)b->cosine[0]
                                                                                : (void *)b->alibi) - (uint8_t *)b->act),
                                                                                e) < 0 ||

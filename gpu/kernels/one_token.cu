@@ -27,7 +27,7 @@
  *          nearly all weights of qkv and o, of which a multiprocessor of an H200 has 42 and 34 KB
  *          (Qwen3-30B-A3B, nl4), and half of those of down
  * limit    instructions, of which all 16 warps run the same: 62 for 16 bytes of nl4 and lane in the
- *          turns (with several formats 78, and 72 of m5 and m6), and 100 to 300 in each stage
+ *          turns (with several formats 79, and 73 of m5 and m6), and 100 to 300 in each stage
  *          beside them, at 7 cycles each (norms, and the addresses of copies before attention); and
  *          the barriers: a fence, a count and a load of the counter, three times the latency of L2,
  *          .45 us on an H200 (calculated).  HBM would allow 3.1 us for gate and up, and 6.7 us a
@@ -66,7 +66,7 @@ static_assert((int)THREADS == (int)NORM_THREADS, "a block norms a row as its own
 /* x / n; by: GPU_INVERSE(n). */
 DEVICE int divided(int x, uint32_t by) { return (int)((uint64_t)(uint32_t)x * by >> 31); }
 
-/* In place of a format: each matrix has its own, one of those for which GPU_TURN_MIXES() is 1.
+/* The format of the kernel whose matrices have several, those for which GPU_TURN_MIXES() is 1.
  * Turns of m6 have room for the others. */
 enum { MIXED = -1 };
 template <int TYPE> constexpr int ROOMY = TYPE == MIXED ? (int)QT_M6 : TYPE;
@@ -650,7 +650,8 @@ DEVICE void copy_act(uint16_t *to, const uint16_t *from, int n)
  * that becomes the residual, before the barrier, by the columns for its rows, and adds the results
  * to those of other blocks.  The factor of the norm is the same for all outputs, and follows after
  * the barrier.  Outputs are added as multiples of the unit 1 / gpu_token_step.unit, a power of two
- * about 2^30 times smaller than 1 in the normed row before attention. */
+ * about 2^30 times smaller than 1 in the normed row before attention.  A NaN becomes the smallest
+ * number; one of the residual is in the factor of the norm, too. */
 constexpr float UNITS_OF_ONE = 1 << 30, MOST_UNITS = 1ull << 54;        /* of a block: the sum of all fits */
 
 DEVICE float output_unit(float inverse) { return float_of(bits_of(inverse) & 0x7f800000) * UNITS_OF_ONE; }
@@ -661,7 +662,7 @@ DEVICE unsigned long long in_units(float x)
 }
 
 /* Start to copy the router's columns for the rows of a tile of o to [tiles][32][GPU_TOKEN_PITCH]:
- * row 8 * s + j is at 4 * j + s. */
+ * row 8 * s + j is at 4 * j + s, so that the four shares of a warp read different banks. */
 DEVICE void copy_columns(float *to, const gpu_mat &m, int tile)
 {
     enum { CHUNKS = 32 * 32 / 4, AT_ONCE = THREADS / CHUNKS };  /* of a tile, 16 bytes each */

@@ -28,6 +28,8 @@
 
 enum { TOKEN_THREADS = 32 * GPU_TOKEN_WARPS, SPLIT_KV = GPU_SPLIT / KV_BLOCK,
        HEAD_RUN = GPU_TOKEN_DIM / 32 /* elements of a lane */ };
+static_assert(SPLIT_KV * 32 * (16 + 4) >= 2 * GPU_TOKEN_WARPS * 32 * 4,
+              "copies of keys and values lie behind the sums of q, k and v (gpu_token_shared)");
 static_assert((int)SPLIT_KV < (int)GPU_TOKEN_WARPS && (int)GPU_ATTN_GROUP + 2 < (int)GPU_TOKEN_WARPS,
               "a KV block has a warp, and so has a head, and a warp is left");
 

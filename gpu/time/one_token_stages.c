@@ -253,9 +253,22 @@ static void add_attention(struct token_walk *t, int index)
         .shared_bytes = kv + (double)jobs * KV_WARPS * PAIR_BYTES * GPU_ATTN_GROUP * (dim + GPU_SPLIT),
         .setup_memory = 1,              /* the parts */
         .setup_cycles = issue_cycles(t, PREPARE, share + 2) + WAITS, .early = kv / jobs,
-        .early_cycles = issue_cycles(t, BEGIN, GPU_TOKEN_WARPS) + issue_cycles(t, FACTORS, share),
+        .early_cycles = issue_cycles(t, BEGIN, GPU_TOKEN_WARPS) + issue_cycles(t, FACTORS, share + 2),
         .alone_l2 = 3,                  /* a fence, the count, the sums */
         .alone_cycles = merge });
+}
+
+/* The most tiles of which a block has turns. */
+static int most_units(const struct gpu_turns *d)
+{
+    const int all = d->n_tiles * d->per_tile;
+    int most = 1;
+    for (int first = 0; first < all; first += d->share) {
+        const int end = first + d->share < all ? first + d->share : all,
+                  n = (end - 1) / d->per_tile - first / d->per_tile + 1;
+        most = n > most ? n : most;
+    }
+    return most;
 }
 
 /* The router's outputs, which blocks add up after the product of o. */
@@ -265,7 +278,7 @@ static void count_outputs(const struct token_walk *t, struct timed_launch *l, co
     /* assumed: L2 adds to 32 bytes of a line in a cycle; blocks with turns add to the copies */
     enum { LINE_ADDS = 128 / 32 };
     const int warps = 4 * router->n_tiles < GPU_TOKEN_WARPS ? 4 * router->n_tiles : GPU_TOKEN_WARPS;
-    const double units = ceil((double)o->share / o->per_tile), columns = (double)TILE_ROWS * router->n_tiles * 128;
+    const double units = most_units(o), columns = (double)TILE_ROWS * router->n_tiles * 128;
     l->bytes += (double)router->size;
     l->l2_bytes += (double)router->size + 4.0 * t->same.blocks * t->w->m->config.hidden_size;
     l->early += fmin(columns, (double)router->size);
