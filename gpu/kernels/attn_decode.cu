@@ -9,14 +9,12 @@
 #include "gpu/prim/attn_split.cuh"
 #include "gpu/rt/launch.cuh"
 
-enum { WARPS = 8, THREADS = WARPS * 32 };
-
 template <int KV, int GROUP, int LATENT, bool COPIED>
-__global__ __launch_bounds__(THREADS) void attn_split_kernel(gpu_attention o, int passes)
+__global__ __launch_bounds__(SPLIT_THREADS) void attn_split_kernel(gpu_attention o, int passes)
 {
     launch_dependents();
     SHARED(float, room);
-    attn_split_block<KV, GROUP, LATENT, COPIED, WARPS>(o, passes, blockIdx, gridDim.y, room);
+    attn_split_block<KV, GROUP, LATENT, COPIED>(o, passes, room);
 }
 
 template <int KV, int GROUP, int LATENT, bool COPIED>
@@ -24,8 +22,8 @@ static int run(struct gpu *g, const gpu_attention *o, struct err *e)
 {
     const int share = o->n_heads / o->n_kv_heads, passes = (share + GROUP - 1) / GROUP;
     return launch(g, "attn_split", attn_split_kernel<KV, GROUP, LATENT, COPIED>,
-                  dim3((unsigned)o->max_splits, (unsigned)(o->n_kv_heads * passes), (unsigned)o->n_rows), THREADS,
-                  attn_split_bytes<GROUP, LATENT, COPIED, WARPS>(*o), e, *o, passes);
+                  dim3((unsigned)o->max_splits, (unsigned)(o->n_kv_heads * passes), (unsigned)o->n_rows), SPLIT_THREADS,
+                  attn_split_bytes<GROUP, LATENT, COPIED>(*o), e, *o, passes);
 }
 
 /* Run with up to GROUP heads in a block. */
@@ -33,13 +31,13 @@ template <int KV, int GROUP> static int run_group(struct gpu *g, const gpu_atten
 {
     if constexpr (GROUP > 1) {
         /* the blocks of a key that is not copied must not be several */
-        const bool divides = !o->prepare.head_dim || attn_split_copies<KV, GROUP / 2, WARPS>(*o);
+        const bool divides = !o->prepare.head_dim || attn_split_copies<KV, GROUP / 2>(*o);
         if (gpu_attn_group(o->n_heads / o->n_kv_heads, o->n_kv_heads * o->max_splits * o->n_rows,
                            divides ? gpu_n_sms(g) : 0) < GROUP)
             return run_group<KV, GROUP / 2>(g, o, e);
     }
     if constexpr (KV_COPIED<KV>)
-        if (attn_split_copies<KV, GROUP, WARPS>(*o))
+        if (attn_split_copies<KV, GROUP>(*o))
             return run<KV, GROUP, 0, true>(g, o, e);
     return run<KV, GROUP, 0, false>(g, o, e);
 }

@@ -1,12 +1,12 @@
 /* attn_split.cuh - attention of one token to one split of its context, GPU_SPLIT positions, and the
  * merge of the splits (attn_decode.cu).
  *
- * tile     a block of WARPS warps: one token, one KV head with up to GROUP query heads that share
- *          it, one split.  Scores: a warp takes KV blocks of 16 positions, of which a split has 8;
+ * tile     a block of 8 warps: one token, one KV head with up to GROUP query heads that share it,
+ *          one split.  Scores: a warp takes KV blocks of 16 positions, of which a split has 8;
  *          a lane multiplies every 16th element of 8 of these positions, so that a load of the warp
  *          is 512 contiguous bytes of f16; lanes then add up their sums by shuffles, each of which
- *          exchanges half as many values as the one before.  Values: a thread has 64 / WARPS
- *          elements and loops over positions
+ *          exchanges half as many values as the one before.  Values: a thread has 8 elements and
+ *          loops over positions
  * moves    keys and values of the split once, for all heads that share them: for each position and
  *          KV head 4 * head_dim bytes of f16 or bf16, 2 * head_dim + 8 of fp8 or i8, head_dim + 8
  *          of i4, head_dim / 2 of ternary and 8 for all heads together (calculated).  With a tail,
@@ -30,14 +30,17 @@
  *
  * A block stores its sums in global memory, and the block of a token and its heads that ends last
  * merges the splits: a warp computes the weights of a head's splits, then each thread adds up two
- * elements in the order of the splits.  Nothing depends on the order of blocks, their number of
- * warps, or the other tokens of the batch. */
+ * elements in the order of the splits.  Nothing depends on the order of blocks or the other
+ * tokens of the batch. */
 #ifndef ZSE_GPU_PRIM_ATTN_SPLIT_CUH
 #define ZSE_GPU_PRIM_ATTN_SPLIT_CUH
 
 #include "gpu/prim/heads.cuh"
 #include "gpu/prim/kv.cuh"
 #include "gpu/prim/weights.cuh"
+
+/* SPLIT_EACH: elements of a value that a thread adds up. */
+enum { SPLIT_WARPS = 8, SPLIT_THREADS = SPLIT_WARPS * 32, SPLIT_EACH = 8 };
 
 /* The work of a block: query heads first_head .. + n_group of one KV head, positions [from, to) of
  * the token's context; from is the start of a KV block. */
@@ -47,17 +50,17 @@ struct split_job {
     kv_place kv, tail;                  /* tail.base NULL: there is none */
 };
 
-/* block: the split, the group of heads (passes for each KV head), and the index in o.rows. */
-template <int GROUP> DEVICE split_job split_job_of(const gpu_attention &o, int passes, dim3 block)
+/* blockIdx: the split, the group of heads (passes for each KV head), and the index in o.rows. */
+template <int GROUP> DEVICE split_job split_job_of(const gpu_attention &o, int passes)
 {
-    const int head = block.y / passes, share = o.n_heads / o.n_kv_heads;
+    const int head = blockIdx.y / passes, share = o.n_heads / o.n_kv_heads;
     split_job j;
     j.kv_head = head;
-    j.t = o.rows[block.z];
+    j.t = o.rows[blockIdx.z];
     j.pos = o.step.pos[j.t];
-    j.first_head = head * share + block.y % passes * GROUP;
+    j.first_head = head * share + blockIdx.y % passes * GROUP;
     j.n_group = min(GROUP, (head + 1) * share - j.first_head);
-    j.start = block.x * GPU_SPLIT;
+    j.start = blockIdx.x * GPU_SPLIT;
     j.begin = first_seen(j.pos, o.window, o.chunk);
     j.from = max(j.start, j.begin / KV_BLOCK * KV_BLOCK);
     j.to = min(j.start + GPU_SPLIT, j.pos + 1);
@@ -82,11 +85,11 @@ DEVICE int has_newest(const split_job &j) { return j.pos >= 0 && j.to == j.pos +
 
 /* Prepare the queries of the group, and the token's key and value if they belong to this split.
  * stores: store them.  q [GROUP][n], room [2][n]. */
-template <int KV, int WARPS>
-DEVICE void prepare_group(float *q, float *room, const gpu_attention &o, const split_job &j, bool stores)
+template <int KV> DEVICE void prepare_group(float *q, float *room, const gpu_attention &o, const split_job &j,
+                                            bool stores)
 {
     const int lane = threadIdx.x % 32, n = o.head_dim;
-    for (int i = threadIdx.x / 32; i < j.n_group + 2 * has_newest(j); i += WARPS) {
+    for (int i = threadIdx.x / 32; i < j.n_group + 2 * has_newest(j); i += SPLIT_WARPS) {
         if (i < j.n_group) {
             const float by = temper_of(o.prepare.temper, j.pos);
             prepare_head(q + i * n, o.prepare, HEAD_OF_QUERY, j.t, j.first_head + i, lane);
@@ -109,11 +112,11 @@ template <int KV> constexpr bool KV_COPIED = KV == KV_F16 || KV == KV_BF16 || KV
 struct split_copy { uint8_t *keys, *values; };
 
 /* Start to copy the blocks of the split. */
-template <int WARPS> DEVICE void copy_split(const split_copy &c, const gpu_attention &o, const split_job &j)
+DEVICE void copy_split(const split_copy &c, const gpu_attention &o, const split_job &j)
 {
     enum { CHUNK = 16 };
     const int part = (int)o.kv.blocks.part, chunks = 2 * part / CHUNK;
-    for (int i = threadIdx.x; i < chunks; i += WARPS * 32) {
+    for (int i = threadIdx.x; i < chunks; i += SPLIT_THREADS) {
         const int byte = i * CHUNK;
         uint8_t *to = (byte < part ? c.keys + byte : c.values + byte - part) + (j.from - j.start) / KV_BLOCK * part;
         for (int p0 = j.from; p0 < j.to; p0 += KV_BLOCK, to += part)
@@ -250,18 +253,14 @@ DEVICE void soften(float *score, const split_job &j, float *to_merge)
 /* Number of elements of a head's value. */
 template <int LATENT> DEVICE int value_dim_of(const gpu_attention &o) { return LATENT ? o.value_dim : o.head_dim; }
 
-/* Elements of a value that a thread adds up.  All threads have 2048 of them at a time, so the sums
- * do not depend on the number of warps. */
-template <int WARPS> constexpr int SPLIT_EACH = 64 / WARPS;
-
 /* part [rows][GROUP][value_dim]: sums of weights times values; values(p): the block of those of
  * position p.  A thread has SPLIT_EACH elements, and adds up every rows-th position from position
  * `row` on.  It loads AT_ONCE of them together: all that it has in a split, with heads of 128. */
-template <int KV, int GROUP, int LATENT, bool COPIED, int WARPS, class VALUES>
+template <int KV, int GROUP, int LATENT, bool COPIED, class VALUES>
 DEVICE void add_values(float *part, const float *score, const gpu_attention &o, const split_job &j, int rows, int row,
                        int d, VALUES values)
 {
-    constexpr int EACH = SPLIT_EACH<WARPS>;
+    constexpr int EACH = SPLIT_EACH;
     constexpr int AT_ONCE = KV == KV_F32 || KV_TAILED<KV> ? 2 : COPIED ? 4 : 8;         /* registers */
     float acc[GROUP][EACH];
 #pragma unroll
@@ -328,11 +327,10 @@ DEVICE void store_merged(const gpu_attention &o, int t, int head, int n, int d, 
 /* Merge the splits of a token for the heads of a group.  part: the first head's sums of split 0,
  * with those of the next head next_head floats further; n: elements of a value.  Shared memory:
  * weight [GROUP][GPU_SPLIT], total [GROUP], sums [GROUP][n]. */
-template <int WARPS>
 DEVICE void merge_splits(const gpu_attention &o, const split_job &j, int n_splits, const float *part, size_t next_head,
                          float *weight, float *total, float *sums, int n)
 {
-    enum { AT_ONCE = 8, THREADS = WARPS * 32 };
+    enum { AT_ONCE = 8 };
     const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, head = j.first_head + warp, has_head = warp < j.n_group;
     const int each = n + 2;
     part += (size_t)(j.begin / GPU_SPLIT) * each;
@@ -370,7 +368,7 @@ DEVICE void merge_splits(const gpu_attention &o, const split_job &j, int n_split
         for (int s = lane; has_head && s < many; s += 32)
             weight[warp * GPU_SPLIT + s] = expf(end_of(from + s).x - most);
         __syncthreads();                /* the weights are there */
-        for (int i = 2 * threadIdx.x; i < j.n_group * n; i += 2 * THREADS) {
+        for (int i = 2 * threadIdx.x; i < j.n_group * n; i += 2 * SPLIT_THREADS) {
             const int h = i / n;
             const float *const v = part + h * next_head + (size_t)from * each + (i - h * n);
             float2 sum = from ? make_float2(sums[i], sums[i + 1]) : make_float2(0, 0);
@@ -401,27 +399,25 @@ DEVICE void merge_splits(const gpu_attention &o, const split_job &j, int n_split
             hadamard<32>(sums + warp * n, n, lane);
         __syncthreads();
     }
-    for (int i = 2 * threadIdx.x; i < j.n_group * n; i += 2 * THREADS) {
+    for (int i = 2 * threadIdx.x; i < j.n_group * n; i += 2 * SPLIT_THREADS) {
         store_merged(o, j.t, j.first_head, n, i, sums[i]);
         store_merged(o, j.t, j.first_head, n, i + 1, sums[i + 1]);
     }
     if (o.act && j.first_head + j.n_group == o.n_heads)
-        act_pad(o.act + (size_t)j.t * o.act_stride, o.n_heads * n, o.order, threadIdx.x, THREADS);
+        act_pad(o.act + (size_t)j.t * o.act_stride, o.n_heads * n, o.order, threadIdx.x, SPLIT_THREADS);
 }
 
-/* Attend to the split of `block` (split_job_of()), with all threads of a block of WARPS warps; n_y:
- * number of groups of heads.  COPIED: of the step's only token, with its split in shared memory.
- * room: attn_split_bytes(). */
-template <int KV, int GROUP, int LATENT, bool COPIED, int WARPS>
-DEVICE void attn_split_block(const gpu_attention &o, int passes, dim3 block, unsigned n_y, float *room)
+/* Attend to the split of this block.  COPIED: of the step's only token, with its split in shared
+ * memory.  room: attn_split_bytes(). */
+template <int KV, int GROUP, int LATENT, bool COPIED>
+DEVICE void attn_split_block(const gpu_attention &o, int passes, float *room)
 {
-    static_assert(GROUP <= WARPS, "each head of a group has a warp");
-    enum { THREADS = WARPS * 32 };
-    const split_job j = split_job_of<GROUP>(o, passes, block);      /* from arrays that no kernel writes */
+    static_assert(GROUP <= SPLIT_WARPS, "each head of a group has a warp");
+    const split_job j = split_job_of<GROUP>(o, passes);     /* from arrays that no kernel writes */
     /* the first block of a token that only pads the batch stores zeros */
-    const bool idle = j.from >= j.to && (j.pos >= 0 || block.x);
-    const int n = o.head_dim, size = value_dim_of<LATENT>(o), warp = threadIdx.x / 32, lanes = size / SPLIT_EACH<WARPS>;
-    const int rows = THREADS / lanes, row = threadIdx.x / lanes, kv_bytes = (int)o.kv.blocks.part;
+    const bool idle = j.from >= j.to && (j.pos >= 0 || blockIdx.x);
+    const int n = o.head_dim, size = value_dim_of<LATENT>(o), warp = threadIdx.x / 32, lanes = size / SPLIT_EACH;
+    const int rows = SPLIT_THREADS / lanes, row = threadIdx.x / lanes, kv_bytes = (int)o.kv.blocks.part;
     float *q = room;                    /* [GROUP][n] */
     float *score = q + GROUP * n;       /* [GROUP][GPU_SPLIT] */
     float *newest = score + GROUP * GPU_SPLIT;      /* COPIED: [2][n] */
@@ -430,21 +426,21 @@ DEVICE void attn_split_block(const gpu_attention &o, int passes, dim3 block, uns
     const split_copy copy = { copies, copies + GPU_SPLIT / KV_BLOCK * kv_bytes };
     if constexpr (COPIED)
         if (!idle)
-            copy_split<WARPS>(copy, o, j);
+            copy_split(copy, o, j);
     wait_for_prerequisites();
     if (idle)
         return;
     const size_t next_head = (size_t)o.max_splits * (size + 2);
-    float *const all = o.partial + ((size_t)block.z * o.n_heads + j.first_head) * next_head;
-    float *const merged = all + (size_t)block.x * (size + 2);
+    float *const all = o.partial + ((size_t)blockIdx.z * o.n_heads + j.first_head) * next_head;
+    float *const merged = all + (size_t)blockIdx.x * (size + 2);
     int ready = 0;                      /* elements of q */
     if constexpr (!LATENT && KV != KV_T2)
         if (COPIED || o.prepare.head_dim) {
-            prepare_group<KV, WARPS>(q, COPIED ? newest : part, o, j, block.y % passes == 0);
+            prepare_group<KV>(q, COPIED ? newest : part, o, j, blockIdx.y % passes == 0);
             ready = j.n_group * n;
         }
     /* the heads of a group follow each other */
-    for (int i = ready + threadIdx.x; i < GROUP * n; i += THREADS)
+    for (int i = ready + threadIdx.x; i < GROUP * n; i += SPLIT_THREADS)
         q[i] = i < j.n_group * n ? o.q[((size_t)j.t * o.n_heads + j.first_head) * n + i] : 0;
     if constexpr (COPIED)
         copy_wait<0>();
@@ -453,7 +449,7 @@ DEVICE void attn_split_block(const gpu_attention &o, int passes, dim3 block, uns
         add_newest<KV>(copy, newest, o, j);
         __syncthreads();
     }
-    for (int p0 = j.from + warp * KV_BLOCK; p0 < j.to; p0 += WARPS * KV_BLOCK) {
+    for (int p0 = j.from + warp * KV_BLOCK; p0 < j.to; p0 += SPLIT_WARPS * KV_BLOCK) {
         const int at = (p0 - j.start) / KV_BLOCK * kv_bytes;
         LATENT ? latent_block<KV, GROUP>(score, q, o, j, p0)
         : COPIED ? score_block<KV, GROUP>(score, q, o, j, copy.keys + at, p0)
@@ -461,17 +457,16 @@ DEVICE void attn_split_block(const gpu_attention &o, int passes, dim3 block, uns
                              : score_block<KV, GROUP>(score, q, o, j, kv_keys(j.kv, o.kv.blocks, p0), p0);
     }
     __syncthreads();
-    for (int h = warp; h < j.n_group; h += WARPS)
+    for (int h = warp; h < j.n_group; h += SPLIT_WARPS)
         soften(score + h * GPU_SPLIT, j, merged + h * next_head + size);
     __syncthreads();
-    add_values<KV, GROUP, LATENT, COPIED, WARPS>(part, score, o, j, rows, row, threadIdx.x % lanes * SPLIT_EACH<WARPS>,
-                                                 [&](int p) {
+    add_values<KV, GROUP, LATENT, COPIED>(part, score, o, j, rows, row, threadIdx.x % lanes * SPLIT_EACH, [&](int p) {
         return COPIED ? copy.values + (p - j.start) / KV_BLOCK * kv_bytes
                       : kv_keys(j.kv, o.kv.blocks, p) + (LATENT ? 0 : kv_bytes);
     });
     __syncthreads();
     for (int h = 0; h < j.n_group; h++)
-        for (int d = threadIdx.x; d < size; d += THREADS) {
+        for (int d = threadIdx.x; d < size; d += SPLIT_THREADS) {
             float sum = 0;
 #pragma unroll 4
             for (int r = 0; r < rows; r++)
@@ -479,32 +474,32 @@ DEVICE void attn_split_block(const gpu_attention &o, int passes, dim3 block, uns
             merged[h * next_head + d] = sum;
         }
     /* queries are no longer read: their first word is the answer, and sums of weights follow */
-    unsigned *const arrived = o.arrived + block.z * n_y + block.y;
+    unsigned *const arrived = o.arrived + blockIdx.z * gridDim.y + blockIdx.y;
     const int n_splits = n_splits_of(j);
     if (n_splits > 1 && !last_block(arrived, (unsigned)n_splits, reinterpret_cast<unsigned *>(q)))
         return;
     if (n_splits <= 1)
         __syncthreads();                /* this block has stored all sums */
-    merge_splits<WARPS>(o, j, n_splits, all, next_head, score, q + 1, part, size);
+    merge_splits(o, j, n_splits, all, next_head, score, q + 1, part, size);
 }
 
 /* Bytes of shared memory of attn_split_block(). */
-template <int GROUP, int LATENT, bool COPIED, int WARPS>
+template <int GROUP, int LATENT, bool COPIED>
 __host__ __device__ inline size_t attn_split_bytes(const gpu_attention &o)
 {
-    const size_t size = (size_t)(LATENT ? o.value_dim : o.head_dim), rows = WARPS * 32 / (size / SPLIT_EACH<WARPS>),
+    const size_t size = (size_t)(LATENT ? o.value_dim : o.head_dim), rows = SPLIT_THREADS / (size / SPLIT_EACH),
                  sums = sizeof(float) * rows * GROUP * size, copy = 2 * GPU_SPLIT / KV_BLOCK * (size_t)o.kv.blocks.part;
     return sizeof(float) * ((size_t)GROUP * o.head_dim + GROUP * GPU_SPLIT + (COPIED ? 2 * o.head_dim : 0)) +
            (COPIED && copy > sums ? copy : sums);
 }
 
 /* Whether the blocks of the split can be copied: 16 bytes at a time, into what every device has. */
-template <int KV, int GROUP, int WARPS> static inline int attn_split_copies(const gpu_attention &o)
+template <int KV, int GROUP> static inline int attn_split_copies(const gpu_attention &o)
 {
     const gpu_kv_blocks &b = o.kv.blocks;
     return KV_COPIED<KV> && o.prepare.head_dim && !o.kv.tail.base &&
            (((uintptr_t)b.base | b.stride | b.head_stride | b.layer_offset | b.part) & 15) == 0 &&
-           b.head_stride == 2 * (uint64_t)b.part && attn_split_bytes<GROUP, 0, true, WARPS>(o) <= GPU_ATTN_COPIED;
+           b.head_stride == 2 * (uint64_t)b.part && attn_split_bytes<GROUP, 0, true>(o) <= GPU_ATTN_COPIED;
 }
 
 #endif
