@@ -28,6 +28,13 @@
  * copy those of their split to shared memory before they wait for the projections.  A split of f16
  * with heads of 128 is 64 KB.
  *
+ * If several blocks share a KV head, one stores the newest key and value while the others copy the
+ * KV block that has them: 16 bytes of it are one element of 8 or 16 keys, so a copy cannot leave
+ * out the newest key.  This race does not change results.  KV_COPIED has only formats of whole
+ * bytes, so the store changes no bytes of other slots, and their copies are right.  A copy may have
+ * old or new bytes of the newest slot: add_newest() overwrites all of them, and the scale, before
+ * they are read.  Slots behind it are never used.
+ *
  * A block stores its sums in global memory, and the block of a token and its heads that ends last
  * merges the splits: a warp computes the weights of a head's splits, then each thread adds up two
  * elements in the order of the splits.  Nothing depends on the order of blocks or the other
