@@ -354,6 +354,7 @@ static void attend_at_once(const struct job *j, const struct gpu_attention *all)
     o.step = p.step;
     o.rows = to_device(&first, sizeof first);
     o.n_rows = 1;
+    o.max_splits--;             /* the context's: with one split, blocks divide the heads of one key */
     o.gate = o.gate ? o.gate + last * j->qrow / (size_t)o.gate_each : NULL;
     if (gpu_attn_prepares(&p)) {
         float *out[2] = { on_device(row), on_device(row) };
