@@ -11,9 +11,9 @@
  *          previous step run.  Activations are the operand B: one more warp makes the copy engine
  *          load 64 k x 128 tokens at a time, up to ten stages ahead of the slower warpgroup and
  *          two of the other one; barriers in shared memory count the bytes that have arrived and
- *          the warps of a warpgroup that have read a stage.  The second warpgroup follows the
- *          first one at a distance of eight stages, so that they do not reach the end of a tile at
- *          the same time
+ *          the warps of a warpgroup that have read a stage.  The second warpgroup begins a tile
+ *          when the first one has read eight stages of it, or all, so that they do not reach the
+ *          end of a tile at the same time
  * gate up  two warps of a warpgroup have 64 rows of gate, the others the same rows of up.  In the
  *          end they exchange half of their sums through shared memory
  *
@@ -57,6 +57,7 @@ enum {
     HALF = TOKENS / 4,          /* half of the sums of a lane and a product */
 };
 static_assert((int)GPU_HOPPER_SHARED == ALIGN + STAGES * (STAGE_BYTES + 3 * 8), "stages, and their barriers");
+static_assert((int)LEAD < STAGES, "the first warpgroup can be LEAD stages ahead, and start to multiply the next one");
 static_assert((int)GPU_HOPPER_EXCHANGED == 128 * 2 * HALF * (int)sizeof(float), "two products of a lane");
 
 /* nl4's values + 128, by code. */
@@ -250,10 +251,15 @@ template <int TYPE, int GROUPS> DEVICE void consume(const gpu_linear &l, const s
     int slot = 0, before = 0, parity = 0;       /* of the stage, and of the one before */
     tile_part next = tile_part_of<TYPE, GROUPS>(l, w, blockIdx.x, raw);
     wait_for_prerequisites();
-    if (GROUPS == 2 && threadIdx.x >= 128)      /* the other warpgroup has read LEAD stages */
-        barrier_wait(&s.empty[min(LEAD + 0, n_stages) - 1], 0);
     for (int i = blockIdx.x; i < n_work; i += gridDim.x) {
         const tile_part now = next;
+        /* The second warpgroup waits until the first one has read LEAD stages of the tile, or all.
+         * For that, at most LEAD + 1 stages must arrive, whose slots both have given back: the
+         * second one has read all stages before the tile. */
+        if (GROUPS == 2 && threadIdx.x >= 128) {
+            const int at = slot + min(LEAD + 0, n_stages) - 1, wraps = at >= STAGES;
+            barrier_wait(&s.empty[wraps ? at - STAGES : at], parity ^ wraps);
+        }
         for (int stage = 0; stage < n_stages; stage++) {
             const uint64_t b = wgmma_tile(base + slot * STAGE_BYTES);
 #pragma unroll
