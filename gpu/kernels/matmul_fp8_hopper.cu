@@ -18,7 +18,7 @@
  * shared   256 for B (each m64n128k32 reads 4 KB, 128 bytes a cycle), 128 to write B, 128 for the
  *          weights on their way through L1: 100 %, which is the limit beside the tensor cores.  A
  *          tile of 256 rows would write B half as often, but its sums need twice the registers
- * issue    a warp has 130 instructions for 128 k (nvcc 13.0), 64 of which add products; two warps a
+ * issue    a warp has 131 instructions for 128 k (nvcc 13.0), 64 of which add products; two warps a
  *          scheduler: 260 of 512 cycles.  Weights are loaded before the products that do not need
  *          them begin, since ptxas else serialises those
  * L2       32 KB: 64 bytes a cycle, as much as a multiprocessor gets
@@ -29,6 +29,7 @@
 #include "gpu/kernels/act_map.cuh"
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/fp8_rows.cuh"
+#include "gpu/prim/tile_order.cuh"
 
 enum {
     TOKENS = 128, GROUP = FP8_GROUP /* k of a stage */, STEPS = GROUP / 32, STAGE_BYTES = TOKENS * GROUP,
@@ -45,13 +46,10 @@ struct stages {
     uint64_t *full, *empty;
 };
 
-/* Block tile i: all tokens of a tile of rows come before the next rows, so that weights come from
- * memory once. */
-struct work { int n_tokens, n; };
-DEVICE work work_of(const gpu_linear &l)
+/* The tiles of a launch. */
+__host__ __device__ constexpr work work_of(const gpu_linear &l)
 {
-    const int tokens = (l.n_tokens + TOKENS - 1) / TOKENS;
-    return { tokens, (l.w[0].n_tiles + TILES - 1) / TILES * tokens };
+    return { (l.w[0].n_tiles + TILES - 1) / TILES, (l.n_tokens + TOKENS - 1) / TOKENS };
 }
 
 /* One thread makes the copy engine fill stage after stage. */
@@ -59,13 +57,15 @@ DEVICE void produce(const gpu_linear &l, const tensor_map &act, const stages &s)
 {
     const work w = work_of(l);
     unsigned n = 0;
-    for (int i = blockIdx.x; i < w.n; i += gridDim.x)
+    for (int i = blockIdx.x; i < w.n_rows * w.n_tokens; i += gridDim.x) {
+        const int token = tile_at(w, i).token * TOKENS;
         for (int group = 0; group < l.w[0].n_groups; group++, n++) {
             const unsigned slot = n % STAGES, round = n / STAGES;
             barrier_wait(&s.empty[slot], (int)(round & 1) ^ 1);         /* returns at once in the first round */
             barrier_expect(&s.full[slot], STAGE_BYTES);
-            tensor_load(s.data + slot * STAGE_BYTES, act, group * (GROUP / 2), i % w.n_tokens * TOKENS, &s.full[slot]);
+            tensor_load(s.data + slot * STAGE_BYTES, act, group * (GROUP / 2), token, &s.full[slot]);
         }
+    }
 }
 
 /* The weights of a lane: two rows of 128 k, and their scales. */
@@ -82,12 +82,13 @@ DEVICE void consume(const gpu_linear &l, const stages &s)
 {
     const gpu_mat &m = l.w[0];
     const work w = work_of(l);
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, p = threadIdx.x / 128, warp = threadIdx.x / 32 % 4;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, p = threadIdx.x / 128, warp = threadIdx.x / 32 % 4,
+              n_work = w.n_rows * w.n_tokens;
     const uint32_t base = shared_address(s.data);
     /* A warp's tile of the file; beyond the last one, the first is read instead, and not stored. */
-    const auto tile_of = [&](int i) { return i / w.n_tokens * TILES + warp; };
     const auto data_of = [&](int i) {
-        return m.data + (size_t)(tile_of(i) < m.n_tiles ? tile_of(i) : 0) * m.tile_bytes;
+        const int tile = tile_at(w, i).row * TILES + warp;
+        return m.data + (size_t)(tile < m.n_tiles ? tile : 0) * m.tile_bytes;
     };
     float c[64], sum[64];
     group_of_rows weights[2];           /* of this stage, and of the next one */
@@ -115,9 +116,9 @@ DEVICE void consume(const gpu_linear &l, const stages &s)
         for (int k = 0; k < 64; k++)
             sum[k] = fmaf(scale[k / 2 % 2], c[k], sum[k]);
     };
-    for (int i = blockIdx.x; i < w.n; i += gridDim.x) {
+    for (int i = blockIdx.x; i < n_work; i += gridDim.x) {
         /* the first weights of the next tile; without one, something is loaded and not used */
-        const uint8_t *const after = i + (int)gridDim.x < w.n ? data_of(i + (int)gridDim.x) : data;
+        const uint8_t *const after = i + (int)gridDim.x < n_work ? data_of(i + (int)gridDim.x) : data;
 #pragma unroll
         for (int k = 0; k < 64; k++)
             sum[k] = 0;
@@ -132,8 +133,10 @@ DEVICE void consume(const gpu_linear &l, const stages &s)
             data = group + 1 < m.n_groups ? data + FP8_GROUP_BYTES : after;
             multiply(weights[1], weights[0]);
         }
-        if (tile_of(i) < m.n_tiles)
-            fp8_finish(sum, l, tile_of(i) * TILE_OF_ROWS + 16 * p + 2 * g, i % w.n_tokens * TOKENS, t);
+        const tile_of_work at = tile_at(w, i);
+        const int tile = at.row * TILES + warp;
+        if (tile < m.n_tiles)
+            fp8_finish(sum, l, tile * TILE_OF_ROWS + 16 * p + 2 * g, at.token * TOKENS, t);
     }
 }
 
@@ -170,7 +173,8 @@ extern "C" int gpu_matmul_fp8_hopper(struct gpu *g, const struct gpu_linear *l, 
     tensor_map act;
     const gpu_mat *m = &l->w[0];
     const size_t stride = GPU_CODE_STRIDE(m->cols);
-    const int n_sms = gpu_n_sms(g), tiles = (m->n_tiles + TILES - 1) / TILES * ((l->n_tokens + TOKENS - 1) / TOKENS);
+    const work w = work_of(*l);
+    const int n_sms = gpu_n_sms(g), tiles = w.n_rows * w.n_tokens;
     if (gpu_capability(g) != 90 || m->type != QT_FP8)
         return err_set(e, ERR_UNSUPPORTED, "matmul_fp8_hopper: number format %d", m->type);
     if (map_rows(g, &act, l->code, (int)(stride / 2), l->n_tokens, stride, TOKENS, e) < 0)

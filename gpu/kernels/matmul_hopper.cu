@@ -44,15 +44,13 @@
 #include "gpu/kernels/act_map.cuh"
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/hopper.cuh"
+#include "gpu/prim/tile_order.cuh"
 #include "gpu/prim/weights.cuh"
 #include "gpu/rt/launch.cuh"
 
 enum {
     TOKENS = GPU_HOPPER_TOKENS, STAGE_STEPS = 2, STAGE_BYTES = TOKENS * STAGE_STEPS * 64, STAGES = GPU_HOPPER_STAGES,
     LEAD = GPU_HOPPER_LEAD,     /* the number of stages that the first of two warpgroups is ahead */
-    /* number of tiles of tokens that are computed before the next tile of rows, so that weights and
-     * activations stay in L2 */
-    TOGETHER = 16,
     ALIGN = 1024,               /* alignment of a stage, at which the pattern of the swizzle repeats */
     HALF = TOKENS / 4,          /* half of the sums of a lane and a product */
 };
@@ -118,11 +116,7 @@ template <int GROUPS> __host__ __device__ constexpr int tiles_of(const gpu_mat &
     return (m.n_tiles + 4 * GROUPS - 1) / (4 * GROUPS);
 }
 
-/* The numbers of tiles of rows, of all matrices, and of tokens; a tile of gate and up has half as
- * many rows of each.  tile_at() gives the order in which blocks take the pairs of a tile of rows
- * and a tile of tokens. */
-struct work { int n_rows, n_tokens; };
-struct tile_of_work { int row, token; };
+/* The tiles of a launch; one of gate and up has half as many rows of each. */
 template <int GROUPS> __host__ __device__ constexpr work work_of(const gpu_linear &l)
 {
     work w = { (l.w[0].n_tiles + 2 * GROUPS - 1) / (2 * GROUPS), (l.n_tokens + TOKENS - 1) / TOKENS };
@@ -132,12 +126,6 @@ template <int GROUPS> __host__ __device__ constexpr work work_of(const gpu_linea
     for (int i = 0; i < GPU_MAX_MATS; i++)
         w.n_rows += i < l.n_mats ? tiles_of<GROUPS>(l.w[i]) : 0;
     return w;
-}
-DEVICE tile_of_work tile_at(const work &w, int i)
-{
-    const int first = i / (TOGETHER * w.n_rows) * TOGETHER, in = i - first * w.n_rows,
-              n = min(TOGETHER + 0, w.n_tokens - first);
-    return { in / n, first + in % n };
 }
 
 /* One thread makes the copy engine fill stage after stage. */

@@ -110,14 +110,15 @@ static void check(int rows, int cols, int n, int pad, int finish, int wgmma)
 }
 
 /* Both kernels: one group and several, more than there are stages; rows that fill a block or not;
- * outputs that are 8-byte aligned or not; one tile and several for a block. */
+ * outputs that are 8-byte aligned or not; one tile and several for a block; more tiles of tokens
+ * than are taken together. */
 static void products(void **state)
 {
     (void)state;
     static const struct { int rows, cols, n, pad, finish; } cases[] = {
         { 1, 1, 129, 0, GPU_STORE }, { 33, 100, 140, 3, GPU_ADD }, { 128, 128, 256, 0, GPU_ADD },
         { 130, 576, 129, 2, GPU_LOGITS }, { 70, 1100, 300, 0, GPU_STORE }, { 300, 260, 140, 4, GPU_ADD },
-        { 576, 200, 260, 1, GPU_STORE },
+        { 576, 200, 260, 1, GPU_STORE }, { 130, 100, 2180, 0, GPU_STORE },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int wgmma = 0; wgmma < 2; wgmma++)
