@@ -5,22 +5,25 @@
  *          gpu_act_fp8() makes them
  * tile     a block: 128 rows x 128 tokens, all k, one tile after the other.  Each warp has a tile
  *          of 32 rows of the file, of which warpgroup p takes half (prim/fp8_rows.cuh), as rows of
- *          wgmma m64n128k32.  Of a line of a tile (4 k of 32 rows) the word of a row is what a
- *          register of the operand A holds: nothing is decoded.
- *          Weights come from global memory into registers, 128 k ahead.  Activations are the
- *          operand B: one more warp makes the copy engine load 128 k x 128 tokens at a time, six
- *          stages ahead
+ *          wgmma m64n64k32, for one half of the tokens after the other.  Of a line of a tile (4 k
+ *          of 32 rows) the word of a row is what a register of the operand A holds: nothing is
+ *          decoded.  Weights come from global memory into registers, 128 k ahead.  Activations are
+ *          the operand B: one more warp makes the copy engine load 128 k x 128 tokens at a time,
+ *          six stages ahead
  * sums     the four products of 128 k are added by the tensor cores, whose sums have fewer bits
- *          than f32, and then to f32 sums, times the scale of the row and these 128 k
+ *          than f32, and then to f32 sums, times the scale of the row and these 128 k.  While those
+ *          of one half of the tokens are added, products of the other one run.  After two stages
+ *          none is left: ptxas 13.0 serialises products that still run where a loop begins again
  *
  * Calculated, not measured, on one multiprocessor, for 128 k of both warpgroups.  The products take
  * 512 cycles (4096 fma a cycle).
- * shared   256 for B (each m64n128k32 reads 4 KB, 128 bytes a cycle), 128 to write B, 128 for the
+ * shared   256 for B (each m64n64k32 reads 2 KB, 128 bytes a cycle), 128 to write B, 128 for the
  *          weights on their way through L1: 100 %, which is the limit beside the tensor cores.  A
  *          tile of 256 rows would write B half as often, but its sums need twice the registers
- * issue    a warp has 131 instructions for 128 k (nvcc 13.0), 64 of which add products; two warps a
- *          scheduler: 260 of 512 cycles.  Weights are loaded before the products that do not need
- *          them begin, since ptxas else serialises those
+ * issue    a warp has 147 instructions for 128 k (nvcc 13.0), 64 of which add products; two warps a
+ *          scheduler: 294 of 512 cycles.  A warpgroup alone has products for 512 cycles of two
+ *          stages, and some 130 cycles between the last of them and the next: 320 a stage instead
+ *          of 256
  * L2       32 KB: 64 bytes a cycle, as much as a multiprocessor gets
  * ends     4096 k take 16,400 cycles, and the sums 2,000 to 4,000 to be stored, which both
  *          warpgroups do at about the same time: up to 20 %.  A distance between them, as in
@@ -90,49 +93,73 @@ DEVICE void consume(const gpu_linear &l, const stages &s)
         const int tile = tile_at(w, i).row * TILES + warp;
         return m.data + (size_t)(tile < m.n_tiles ? tile : 0) * m.tile_bytes;
     };
-    float c[64], sum[64];
-    group_of_rows weights[2];           /* of this stage, and of the next one */
+    float c[2][32], sum[64];            /* of the first half of the tokens and of the second one */
+    group_of_rows even, odd;            /* weights of the next two stages of a tile */
     unsigned n = 0;                     /* number of stages read so far */
     const uint8_t *data = data_of(blockIdx.x);
-    load_group(weights[0], data, p, g, t);
+    const int second = m.n_groups > 1 ? FP8_GROUP_BYTES : 0;        /* of a tile, if there is one */
+    load_group(even, data, p, g, t);
+    load_group(odd, data + second, p, g, t);
     wait_for_prerequisites();
-    /* Multiply a stage, and load the weights of the next one, which begin at data. */
-    const auto multiply = [&](const group_of_rows &now, group_of_rows &next) {
-        const uint64_t b = wgmma_tile(base + n % STAGES * STAGE_BYTES);
-        load_group(next, data, p, g, t);
-        barrier_wait(&s.full[n % STAGES], (int)(n / STAGES & 1));
-        __syncwarp();
+    /* Begin to multiply half of the tokens of stage n. */
+    const auto multiply = [&](int half, const group_of_rows &now, unsigned n) {
+        const uint64_t b = wgmma_tile(base + n % STAGES * STAGE_BYTES + half * (STAGE_BYTES / 2));
+        if (half == 0) {
+            barrier_wait(&s.full[n % STAGES], (int)(n / STAGES & 1));
+            __syncwarp();
+        }
         wgmma_fence();
 #pragma unroll
         for (int k = 0; k < STEPS; k++)
-            wgmma_e4m3(c, now.a[k], b + (uint64_t)(2 * k), k > 0);
+            wgmma_e4m3(c[half], now.a[k], b + (uint64_t)(2 * k), k > 0);
         wgmma_commit();
-        wgmma_wait<0>();
+    };
+    const auto add = [&](int half, const group_of_rows &now) {
+        const float scale[2] = { float_of(now.scale.x), float_of(now.scale.y) };
+#pragma unroll
+        for (int k = 0; k < 32; k++)
+            sum[32 * half + k] = fmaf(scale[k / 2 % 2], c[half][k], sum[32 * half + k]);
+    };
+    /* Both halves of stage n are multiplied.  Add the second one, and load the weights at `next` in
+     * place of those of the stage. */
+    const auto end_stage = [&](group_of_rows &now, const uint8_t *next) {
         if (lane == 0)
             barrier_arrive(&s.empty[n % STAGES]);
         n++;
-        const float scale[2] = { float_of(now.scale.x), float_of(now.scale.y) };
-#pragma unroll
-        for (int k = 0; k < 64; k++)
-            sum[k] = fmaf(scale[k / 2 % 2], c[k], sum[k]);
+        add(1, now);
+        load_group(now, next, p, g, t);
     };
     for (int i = blockIdx.x; i < n_work; i += gridDim.x) {
-        /* the first weights of the next tile; without one, something is loaded and not used */
-        const uint8_t *const after = i + (int)gridDim.x < n_work ? data_of(i + (int)gridDim.x) : data;
+        /* the weights of the next tile; without one, something is loaded and not used */
+        const uint8_t *const after = i + (int)gridDim.x < n_work ? data_of(i + (int)gridDim.x) : data_of(i);
 #pragma unroll
         for (int k = 0; k < 64; k++)
             sum[k] = 0;
+        int left = m.n_groups;
 #pragma unroll 1
-        for (int group = 1; group <= m.n_groups; group += 2) {
-            data = group < m.n_groups ? data + FP8_GROUP_BYTES : after;
-            multiply(weights[0], weights[1]);
-            if (group == m.n_groups) {
-                weights[0] = weights[1];
-                break;
-            }
-            data = group + 1 < m.n_groups ? data + FP8_GROUP_BYTES : after;
-            multiply(weights[1], weights[0]);
+        for (; left > 1; left -= 2, data += 2 * FP8_GROUP_BYTES) {
+            multiply(0, even, n);
+            multiply(1, even, n);
+            wgmma_wait<1>();
+            add(0, even);
+            multiply(0, odd, n + 1);
+            wgmma_wait<1>();
+            end_stage(even, left > 2 ? data + 2 * FP8_GROUP_BYTES : after);
+            multiply(1, odd, n);
+            wgmma_wait<1>();
+            add(0, odd);
+            wgmma_wait<0>();
+            end_stage(odd, left > 3 ? data + 3 * FP8_GROUP_BYTES : after + second);
         }
+        if (left) {
+            multiply(0, even, n);
+            multiply(1, even, n);
+            wgmma_wait<1>();
+            add(0, even);
+            wgmma_wait<0>();
+            end_stage(even, after);
+        }
+        data = after;
         const tile_of_work at = tile_at(w, i);
         const int tile = at.row * TILES + warp;
         if (tile < m.n_tiles)

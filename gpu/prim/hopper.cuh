@@ -115,34 +115,34 @@ template <int N> DEVICE void wgmma_wait() { EITHER(asm volatile("wgmma.wait_grou
 #ifdef __CUDACC__
 #define C8(i) "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
 #define A4 "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-/* The instruction with 64 sums; end: its last operands. */
-#define WGMMA_64(name, end) \
+/* The instruction with 32 sums; end: its last operands. */
+#define WGMMA_32(name, end) \
     asm volatile("{\n" \
                  ".reg .pred more;\n" \
-                 "setp.ne.b32 more, %69, 0;\n" \
+                 "setp.ne.b32 more, %37, 0;\n" \
                  "wgmma.mma_async.sync.aligned." name " " \
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, " \
-                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, " \
-                 "%62, %63}, {%64, %65, %66, %67}, %68, more, " end ";\n" \
-                 "}" : C8(0), C8(8), C8(16), C8(24), C8(32), C8(40), C8(48), C8(56) : A4, "l"(b), "r"(add) : "memory")
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, " \
+                 "{%32, %33, %34, %35}, %36, more, " end ";\n" \
+                 "}" : C8(0), C8(8), C8(16), C8(24) : A4, "l"(b), "r"(add) : "memory")
 #endif
 DEVICE void wgmma_f16(float (&c)[64], const uint32_t a[4], uint64_t b, int add)
-{
-    EITHER(WGMMA_64("m64n128k16.f32.f16.f16", "1, 1, 0"), emulated_wgmma(c, a, b, add, 128, 0));
-}
-DEVICE void wgmma_f16(float (&c)[32], const uint32_t a[4], uint64_t b, int add)
 {
 #ifdef __CUDACC__
     asm volatile("{\n"
                  ".reg .pred more;\n"
-                 "setp.ne.b32 more, %37, 0;\n"
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
-                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
-                 "{%32, %33, %34, %35}, %36, more, 1, 1, 0;\n"
-                 "}" : C8(0), C8(8), C8(16), C8(24) : A4, "l"(b), "r"(add) : "memory");
+                 "setp.ne.b32 more, %69, 0;\n"
+                 "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+                 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+                 "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, "
+                 "%62, %63}, {%64, %65, %66, %67}, %68, more, 1, 1, 0;\n"
+                 "}" : C8(0), C8(8), C8(16), C8(24), C8(32), C8(40), C8(48), C8(56) : A4, "l"(b), "r"(add) : "memory");
 #else
-    emulated_wgmma(c, a, b, add, 64, 0);
+    emulated_wgmma(c, a, b, add, 128, 0);
 #endif
+}
+DEVICE void wgmma_f16(float (&c)[32], const uint32_t a[4], uint64_t b, int add)
+{
+    EITHER(WGMMA_32("m64n64k16.f32.f16.f16", "1, 1, 0"), emulated_wgmma(c, a, b, add, 64, 0));
 }
 DEVICE void wgmma_f16(float (&c)[16], const uint32_t a[4], uint64_t b, int add)
 {
@@ -158,15 +158,15 @@ DEVICE void wgmma_f16(float (&c)[16], const uint32_t a[4], uint64_t b, int add)
     emulated_wgmma(c, a, b, add, 32, 0);
 #endif
 }
-/* The same with operands in E4M3: c[64][128] = a[64][32] b[32][128].  a[0..3] are those of mma_s8,
+/* The same with operands in E4M3: c[64][64] = a[64][32] b[32][64].  a[0..3] are those of mma_s8,
  * and a row of the tile of b has 128 k.  The tensor cores add with fewer bits than f32 has
  * (arXiv:2412.19437, section 3.3.2: about 14), so a sum should be short. */
-DEVICE void wgmma_e4m3(float (&c)[64], const uint32_t a[4], uint64_t b, int add)
+DEVICE void wgmma_e4m3(float (&c)[32], const uint32_t a[4], uint64_t b, int add)
 {
-    EITHER(WGMMA_64("m64n128k32.f32.e4m3.e4m3", "1, 1"), emulated_wgmma(c, a, b, add, 128, 1));
+    EITHER(WGMMA_32("m64n64k32.f32.e4m3.e4m3", "1, 1"), emulated_wgmma(c, a, b, add, 64, 1));
 }
 #ifdef __CUDACC__
-#undef WGMMA_64
+#undef WGMMA_32
 #undef C8
 #undef A4
 #endif

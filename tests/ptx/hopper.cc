@@ -377,9 +377,9 @@ bool decode_hopper(assembler &as, const statement &s, op &o)
     } else if (s.full == "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16" ||
                s.full == "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16" ||
                s.full == "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16" ||
-               s.full == "wgmma.mma_async.sync.aligned.m64n128k32.f32.e4m3.e4m3") {
+               s.full == "wgmma.mma_async.sync.aligned.m64n64k32.f32.e4m3.e4m3") {
         const bool e4m3 = s.has("e4m3");
-        const size_t registers = e4m3 || s.has("m64n128k16") ? 64 : s.has("m64n64k16") ? 32 : 16;
+        const size_t registers = s.has("m64n128k16") ? 64 : s.has("m64n32k16") ? 16 : 32;
         if (s.o.size() != (e4m3 ? 6 : 7) || s.o[0].v.size() != registers || s.o[1].v.size() != 4 ||
             s.o[4].value != 1 || s.o[5].value != 1 || (!e4m3 && s.o[6].value != 0))
             return false;
