@@ -9,7 +9,8 @@
  *          of 32 rows) the word of a row is what a register of the operand A holds: nothing is
  *          decoded.  Weights come from global memory into registers, 128 k ahead.  Activations are
  *          the operand B: one more warp makes the copy engine load 128 k x 128 tokens at a time,
- *          six stages ahead
+ *          up to twelve stages ahead of the slower warpgroup and two of the other one, which is ten
+ *          stages ahead, so that they do not reach the end of a tile at the same time
  * sums     the four products of 128 k are added by the tensor cores, whose sums have fewer bits
  *          than f32, and then to f32 sums, times the scale of the row and these 128 k.  While those
  *          of one half of the tokens are added, products of the other one run.  After two stages
@@ -19,15 +20,17 @@
  * 512 cycles (4096 fma a cycle).
  * shared   256 for B (each m64n64k32 reads 2 KB, 128 bytes a cycle), 128 to write B, 128 for the
  *          weights on their way through L1: 100 %, which is the limit beside the tensor cores.  A
- *          tile of 256 rows would write B half as often, but its sums need twice the registers
- * issue    a warp has 147 instructions for 128 k (nvcc 13.0), 64 of which add products; two warps a
- *          scheduler: 294 of 512 cycles.  A warpgroup alone has products for 512 cycles of two
+ *          tile of 256 rows would write B half as often, but its sums need twice the registers.
+ *          Twelve stages take 194 of 196 KB, a size of shared memory that leaves 60 KB to L1
+ * issue    a warp has 148 instructions for 128 k (nvcc 13.0), 64 of which add products; two warps a
+ *          scheduler: 296 of 512 cycles.  A warpgroup alone has products for 512 cycles of two
  *          stages, and some 130 cycles between the last of them and the next: 320 a stage instead
  *          of 256
  * L2       32 KB: 64 bytes a cycle, as much as a multiprocessor gets
- * ends     4096 k take 16,400 cycles, and the sums 2,000 to 4,000 to be stored, which both
- *          warpgroups do at about the same time: up to 20 %.  A distance between them, as in
- *          matmul_hopper.cu, would hide that
+ * ends     4096 k take 16,400 cycles, and the sums of a warpgroup 2,000 to 4,000 to be stored, in
+ *          which the other one alone multiplies 6 to 12 stages, of the 8 to 16 of both: so the two
+ *          ends of a tile cost 1,200 cycles (7 %), and 3,000 at the same time.  The distance itself
+ *          costs 640 cycles when a block begins and when it ends: none is kept for a single tile
  * checked  tests/unit/t-gpu-matmul-fp8.c */
 #include "gpu/kernels/act_map.cuh"
 #include "gpu/kernels/operations.h"
@@ -36,16 +39,18 @@
 
 enum {
     TOKENS = 128, GROUP = FP8_GROUP /* k of a stage */, STEPS = GROUP / 32, STAGE_BYTES = TOKENS * GROUP,
-    STAGES = 6, WARPGROUPS = 2, TILES = 4 /* of the file */, CONSUMERS = WARPGROUPS * 128,
+    STAGES = 12, LEAD = 10 /* stages that the first warpgroup is ahead */,
+    WARPGROUPS = 2, TILES = 4 /* of the file */, CONSUMERS = WARPGROUPS * 128,
     THREADS = CONSUMERS + 128 /* the producer is a warpgroup, because only that can release registers */,
     ALIGN = 1024,               /* alignment of a stage, at which the pattern of the swizzle repeats */
-    SHARED_BYTES = ALIGN + STAGES * (STAGE_BYTES + 2 * 8),
+    SHARED_BYTES = ALIGN + STAGES * (STAGE_BYTES + (1 + WARPGROUPS) * 8),
 };
+static_assert((int)LEAD < STAGES, "the first warpgroup can be LEAD stages ahead, and start to multiply the next one");
 
 /* The shared memory of a block. */
 struct stages {
     uint8_t *data;                      /* [STAGES][TOKENS][GROUP], swizzled */
-    /* [STAGES]: the bytes have arrived; all consumer warps have read them */
+    /* [STAGES]: the bytes have arrived; [WARPGROUPS][STAGES]: a group's warps have read them */
     uint64_t *full, *empty;
 };
 
@@ -64,7 +69,8 @@ DEVICE void produce(const gpu_linear &l, const tensor_map &act, const stages &s)
         const int token = tile_at(w, i).token * TOKENS;
         for (int group = 0; group < l.w[0].n_groups; group++, n++) {
             const unsigned slot = n % STAGES, round = n / STAGES;
-            barrier_wait(&s.empty[slot], (int)(round & 1) ^ 1);         /* returns at once in the first round */
+            for (int of = 0; of < WARPGROUPS; of++)     /* returns at once in the first round */
+                barrier_wait(&s.empty[of * STAGES + slot], (int)(round & 1) ^ 1);
             barrier_expect(&s.full[slot], STAGE_BYTES);
             tensor_load(s.data + slot * STAGE_BYTES, act, group * (GROUP / 2), token, &s.full[slot]);
         }
@@ -85,9 +91,11 @@ DEVICE void consume(const gpu_linear &l, const stages &s)
 {
     const gpu_mat &m = l.w[0];
     const work w = work_of(l);
-    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, p = threadIdx.x / 128, warp = threadIdx.x / 32 % 4,
-              n_work = w.n_rows * w.n_tokens;
+    const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4, n_work = w.n_rows * w.n_tokens;
+    /* a shuffle tells ptxas that the warp has one value */
+    const int p = __shfl_sync(FULL_WARP, threadIdx.x / 128, 0), warp = threadIdx.x / 32 % 4;
     const uint32_t base = shared_address(s.data);
+    uint64_t *const empty = s.empty + p * STAGES;
     /* A warp's tile of the file; beyond the last one, the first is read instead, and not stored. */
     const auto data_of = [&](int i) {
         const int tile = tile_at(w, i).row * TILES + warp;
@@ -124,7 +132,7 @@ DEVICE void consume(const gpu_linear &l, const stages &s)
      * place of those of the stage. */
     const auto end_stage = [&](group_of_rows &now, const uint8_t *next) {
         if (lane == 0)
-            barrier_arrive(&s.empty[n % STAGES]);
+            barrier_arrive(&empty[n % STAGES]);
         n++;
         add(1, now);
         load_group(now, next, p, g, t);
@@ -135,6 +143,12 @@ DEVICE void consume(const gpu_linear &l, const stages &s)
 #pragma unroll
         for (int k = 0; k < 64; k++)
             sum[k] = 0;
+        /* Before a tile that is not the last one, the second warpgroup waits until the first one
+         * has read LEAD stages of it, or all, as in matmul_hopper.cu. */
+        if (p == 1 && i + (int)gridDim.x < n_work) {
+            const unsigned last = n + (unsigned)min(LEAD + 0, m.n_groups) - 1;
+            barrier_wait(&s.empty[last % STAGES], (int)(last / STAGES & 1));
+        }
         int left = m.n_groups;
 #pragma unroll 1
         for (; left > 1; left -= 2, data += 2 * FP8_GROUP_BYTES) {
@@ -179,7 +193,8 @@ __global__ __launch_bounds__(THREADS, 1) void matmul_fp8_hopper_kernel(gpu_linea
     if (threadIdx.x == 0) {
         for (int i = 0; i < STAGES; i++) {
             barrier_init(&s.full[i], 1);
-            barrier_init(&s.empty[i], CONSUMERS / 32);
+            for (int of = 0; of < WARPGROUPS; of++)
+                barrier_init(&s.empty[of * STAGES + i], CONSUMERS / 32 / WARPGROUPS);
         }
         barrier_fence();
     }

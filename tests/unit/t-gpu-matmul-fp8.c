@@ -119,6 +119,7 @@ static void products(void **state)
         { 1, 1, 129, 0, GPU_STORE }, { 33, 100, 140, 3, GPU_ADD }, { 128, 128, 256, 0, GPU_ADD },
         { 130, 576, 129, 2, GPU_LOGITS }, { 70, 1100, 300, 0, GPU_STORE }, { 300, 260, 140, 4, GPU_ADD },
         { 576, 200, 260, 1, GPU_STORE }, { 130, 100, 2180, 0, GPU_STORE },
+        { 300, 1700, 140, 0, GPU_STORE }, { 900, 300, 130, 0, GPU_STORE },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         for (int wgmma = 0; wgmma < 2; wgmma++)
