@@ -109,6 +109,11 @@ static u32 fma_pairs(u32 x, u32 y, u32 z)
 {
     return pair(fmaf(low(x), low(y), low(z)), fmaf(high(x), high(y), high(z)));
 }
+/* of min.NaN and max.NaN */
+static float least(float x, float y) { return x != x ? x : y != y ? y : x < y ? x : y; }
+static float most(float x, float y) { return x != x ? x : y != y ? y : x > y ? x : y; }
+static u32 least_pairs(u32 x, u32 y) { return pair(least(low(x), low(y)), least(high(x), high(y))); }
+static u32 most_pairs(u32 x, u32 y) { return pair(most(low(x), low(y)), most(high(x), high(y))); }
 static float fused(float x, float y, float z) { return fmaf(x, y, z); }
 static double fused(double x, double y, double z) { return fma(x, y, z); }
 
@@ -445,6 +450,10 @@ static bool decode_float(assembler &as, const statement &s, op &o)
             o.run = map<multiply_pairs, u32, u32, u32>;
         else if (b == "fma")
             o.run = map<fma_pairs, u32, u32, u32, u32>;
+        else if (b == "min" && s.has("NaN"))
+            o.run = map<least_pairs, u32, u32, u32>;
+        else if (b == "max" && s.has("NaN"))
+            o.run = map<most_pairs, u32, u32, u32>;
         else
             return false;
         return operands(as, s, o, false, b == "fma" ? 3 : 2);

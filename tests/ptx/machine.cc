@@ -257,7 +257,7 @@ static void begin_block()
 /* Operations that a warp may execute before others have to run. */
 static unsigned n_operations(const warp &w)
 {
-    enum { POLL_LOOP = 64 };            /* more than a loop has that polls */
+    enum { POLL_LOOP = 512 };           /* more than a loop has that polls */
     if (!state)
         return vm.together ? 1 << 18 : ~0u;
     return 1 + (unsigned)draw(vm.together ? 1 << draw(13) : 4000) + (w.woken ? POLL_LOOP : 0);
@@ -294,7 +294,7 @@ static std::vector<warp *> warps_in_order()
 }
 
 /* Failed polls of all threads that do not wait, after which no poll can succeed any more. */
-enum { MOST_FAILED_POLLS = 16 };
+enum { MOST_FAILED_POLLS = 4 * N_POLLS };
 
 static void run_block()
 {

@@ -285,23 +285,28 @@ template <int N> static handler store_of(enum type t)
 
 static bool is_shared(const uint8_t *p) { return (uint64_t)p - (uint64_t)vm.shared < vm.shared_size; }
 
-/* ld.acquire or ld.relaxed of a scope above the block.  A lane that reads the same word as its last
- * one, at the same address, and finds the same value has polled without success: it waits until the
- * other threads have had their turn. */
-template <class T, unsigned SEMANTICS> static void load_poll(warp &w, const op &o, uint32_t on)
+/* ld.acquire or ld.relaxed of a scope above the block, of N numbers.  A lane that reads the same
+ * words as the last time at this place of the code, and finds the same values, has polled without
+ * success: it waits until the other threads have had their turn. */
+template <class T, int N, unsigned SEMANTICS> static void load_poll(warp &w, const op &o, uint32_t on)
 {
     uint32_t failed = 0;
     EACH_LANE(i, on) {
-        T v;
+        T v[N];
         const uint8_t *const p = pointer(w, o, o.a[1], (int)i, sizeof v, POLL);
-        memcpy(&v, p, sizeof v);
-        lane_of<T>(w.file, o.more[0], (int)i) = v;
-        if (vm.together && !is_shared(p))
-            order_synchronize((uint64_t)p, POLL, SEMANTICS);
-        auto &last = w.polled[i];
-        if (last.pc == w.pc && last.address == (uint64_t)p && last.value == v)
+        memcpy(v, p, sizeof v);
+        for (int k = 0; k < N; k++) {
+            lane_of<T>(w.file, o.more[(size_t)k], (int)i) = v[k];
+            if (vm.together && !is_shared(p))
+                order_synchronize((uint64_t)(p + k * sizeof(T)), POLL, SEMANTICS);
+        }
+        uint64_t value[2] = {};
+        static_assert(sizeof v <= sizeof value, "a poll has up to 16 bytes");
+        memcpy(value, v, sizeof v);
+        auto &last = w.polled[i][w.pc % N_POLLS];
+        if (last.pc == w.pc && last.address == (uint64_t)p && !memcmp(last.value, value, sizeof value))
             failed |= 1u << i;
-        last = { w.pc, (uint64_t)p, v };
+        last = { w.pc, (uint64_t)p, { value[0], value[1] } };
     }
     vm.progress |= failed != on;
     if (!failed)
@@ -313,14 +318,16 @@ template <class T, unsigned SEMANTICS> static void load_poll(warp &w, const op &
 }
 
 /* st.relaxed of a scope above the block. */
-template <class T> static void store_relaxed(warp &w, const op &o, uint32_t on)
+template <class T, int N> static void store_relaxed(warp &w, const op &o, uint32_t on)
 {
     EACH_LANE(i, on) {
-        const T v = lane_of<T>(w.file, o.more[0], (int)i);
-        uint8_t *const p = pointer(w, o, o.a[1], (int)i, sizeof v, ATOMIC);
-        memcpy(p, &v, sizeof v);
-        if (vm.together && !is_shared(p))
-            order_store((uint64_t)p);
+        uint8_t *const p = pointer(w, o, o.a[1], (int)i, N * sizeof(T), ATOMIC);
+        for (int k = 0; k < N; k++) {
+            const T v = lane_of<T>(w.file, o.more[(size_t)k], (int)i);
+            memcpy(p + k * sizeof v, &v, sizeof v);
+            if (vm.together && !is_shared(p))
+                order_store((uint64_t)(p + k * sizeof v));
+        }
     }
 }
 
@@ -503,11 +510,13 @@ static bool decode_access(assembler &as, const statement &s, op &o)
     const bool relaxed = s.has("relaxed");
     if ((s.has("acquire") || s.has("release") || relaxed) && !s.has("cta")) {
         const bool wide = t == U64 || t == B64;
-        if (n > 1 || o.space == SHARED || (!wide && t != U32 && t != B32) || (!is_load && !relaxed))
+        if ((n > 1 && (n < 4 || wide || !relaxed)) || o.space == SHARED || (!wide && t != U32 && t != B32) ||
+            (!is_load && !relaxed))
             return false;
-        o.run = !is_load  ? wide ? store_relaxed<uint64_t> : store_relaxed<uint32_t>
-                : relaxed ? wide ? load_poll<uint64_t, 0> : load_poll<uint32_t, 0>
-                : wide    ? load_poll<uint64_t, ACQUIRE> : load_poll<uint32_t, ACQUIRE>;
+        o.run = n == 4    ? is_load ? load_poll<uint32_t, 4, 0> : store_relaxed<uint32_t, 4>
+                : !is_load ? wide ? store_relaxed<uint64_t, 1> : store_relaxed<uint32_t, 1>
+                : relaxed ? wide ? load_poll<uint64_t, 1, 0> : load_poll<uint32_t, 1, 0>
+                : wide    ? load_poll<uint64_t, 1, ACQUIRE> : load_poll<uint32_t, 1, ACQUIRE>;
         return true;
     }
     o.run = is_load ? n == 1 ? load_of<1>(t) : n == 2 ? load_of<2>(t) : load_of<4>(t)

@@ -21,7 +21,7 @@
 #include <vector>
 
 /* N_SMS: multiprocessors, each with room for one block of a cooperative launch. */
-enum { LANES = 32, ALL_LANES = -1, MAX_THREADS = 1024, N_BARRIERS = 16, N_SMS = 4, NEVER = 0x7fffffff };
+enum { LANES = 32, ALL_LANES = -1, MAX_THREADS = 1024, N_BARRIERS = 16, N_POLLS = 16, N_SMS = 4, NEVER = 0x7fffffff };
 
 struct fault : std::runtime_error { using std::runtime_error::runtime_error; };
 [[noreturn]] void fail(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -123,10 +123,11 @@ struct warp {
     int lane_pc[LANES];                 /* addresses of the lanes that are not active */
     uint32_t at_barrier[N_BARRIERS], at_phase, carry;
     uint32_t phase_of[LANES];           /* the mbarrier that a lane of at_phase waits for */
-    /* at_poll: lanes whose last poll read the same value as the one before.  woken: lanes
+    /* at_poll: lanes whose last poll read the same value as the same poll before.  woken: lanes
      * that were at_poll and run to poll again. */
     uint32_t at_poll, woken;
-    struct { int pc; uint64_t address, value; } polled[LANES];
+    /* a lane's last polls, each in the entry that its place in the code determines */
+    struct { int pc; uint64_t address, value[2]; } polled[LANES][N_POLLS];
     int index;
     unsigned n_collectives;             /* orders accesses of the lanes */
     uint32_t waited;                    /* lanes that have executed griddepcontrol.wait, or need not */

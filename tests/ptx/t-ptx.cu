@@ -196,6 +196,26 @@ template <bool SAME> __global__ void neighbours(int *out, int *, unsigned *)
 }
 /* Each block sends a word to the next one, which waits for it. */
 enum relay_fault { RELAY, PLAIN_DATA, PLAIN_POLL, NEVER_SENT };
+/* The same with four words for each of 32 threads, the last of which is sent again. */
+template <relay_fault FAULT> __global__ void relay_four(int *out, int *, unsigned *)
+{
+    const unsigned before = (blockIdx.x + gridDim.x - 1) % gridDim.x, n = blockIdx.x + 1;
+    int *const sent = out + 4 * ROW, *const to = sent + 4 * (blockIdx.x * LANES + threadIdx.x),
+        *const from = sent + 4 * (before * LANES + threadIdx.x);
+    int4 v = {};
+    if (threadIdx.x >= LANES)
+        return;
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %2};" :: "l"(to), "r"(n), "r"(0) : "memory");
+    if (FAULT != NEVER_SENT || blockIdx.x != 2)
+        asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(to + 3), "r"(n) : "memory");
+    while ((unsigned)v.x != before + 1 || (unsigned)v.w != before + 1)
+        if (FAULT == PLAIN_POLL)
+            v.x = *(volatile int *)from, v.w = *(volatile int *)(from + 3);
+        else
+            asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                         : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(from) : "memory");
+    out[blockIdx.x * ROW + threadIdx.x] = v.y + v.z;
+}
 template <relay_fault FAULT> __global__ void relay(int *out, int *buffer, unsigned *)
 {
     const unsigned before = (blockIdx.x + gridDim.x - 1) % gridDim.x;
@@ -467,6 +487,9 @@ static void blocks_together()
         { relay<PLAIN_DATA>, "a relaxed word that publishes nothing else", "race between blocks: read of what block (" },
         { relay<PLAIN_POLL>, "a plain load of a word that a block sends", "race between blocks: " },
         { relay<NEVER_SENT>, "a block that never sends", "the blocks wait for what cannot come" },
+        { relay_four<RELAY>, "four words that blocks send", nullptr },
+        { relay_four<PLAIN_POLL>, "a plain load of four words that a block sends", "race between blocks: " },
+        { relay_four<NEVER_SENT>, "a word of four that a block never sends", "the blocks wait for what cannot come" },
         { neighbours<false>, "blocks that write neighbouring f16", nullptr },
         { neighbours<true>, "blocks that write the same f16", "race between blocks: write of what block (" },
     };
