@@ -235,10 +235,11 @@ static int plan_arena(struct gpu_backend *b, struct buffer_place *part)
     static_assert((int)GPU_SAMPLE_BLOCKS <= (int)GPU_SPLIT_TICKETS, "gpu_sample.arrived fits");
     part[n++] = (struct buffer_place){ &b->tickets, sizeof *b->tickets *
                                        (counters > GPU_SPLIT_TICKETS ? counters : GPU_SPLIT_TICKETS) };
-    part[n++] = (struct buffer_place){ &b->one.arrived, GPU_GRID_WORDS * sizeof *b->one.arrived };
-    part[n++] = (struct buffer_place){ &b->one.sent, GPU_TOKEN_BLOCKS * 2 * 32 * sizeof *b->one.sent };
+    part[n++] = (struct buffer_place){ &b->one.arrived, (GPU_GRID_WORDS + 1) * sizeof *b->one.arrived };
+    part[n++] = (struct buffer_place){ &b->one.gate_parts, GPU_TOKEN_BLOCKS * 2 * 32 * f };
     part[n++] = (struct buffer_place){ &b->one.layers, one_token_layers_bytes(b) };
-    part[n++] = (struct buffer_place){ &b->one.qkv_parts, one_token_parts(b) * f };
+    part[n++] = (struct buffer_place){ &b->one.exchanged, one_token_exchanged(b) * f };
+    part[n++] = (struct buffer_place){ &b->one.sums, one_token_sums(b) * f };
     part[n++] = (struct buffer_place){ &b->one.outputs, one_token_outputs(b) * sizeof *b->one.outputs };
     part[n++] = (struct buffer_place){ &b->act_code, b->o.act_codes ? t *
                                (size_t)GPU_CODE_STRIDE(most_of(b->stride_hidden, b->stride_att, b->stride_mlp)) : 0 };
@@ -672,9 +673,9 @@ int memory_open(struct gpu_backend *b, struct err *e)
         memcpy(part[i].p, &at, sizeof at);
         at += up256(part[i].bytes);
     }
-    /* the padding of activation rows, the counts of blocks and the words that blocks of one_token
-     * send each other stay 0 from here on (all come after b->act), and tokens that only pad a step
-     * read finite numbers */
+    /* the padding of activation rows and the counts of blocks stay 0 from here on, one_token begins
+     * with words of phase 0 (all come after b->act), and tokens that only pad a step read finite
+     * numbers */
     if (gpu_fill(b->g, GPU_COMPUTE, b->act, 0, (size_t)((uint8_t *)(c->n_ropes ? (void *)b->cosine[0]
                                                                                : (void *)b->alibi) - (uint8_t *)b->act),
                                                                                e) < 0 ||

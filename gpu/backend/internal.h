@@ -136,10 +136,10 @@ struct gpu_backend {
     struct {
         int open, mixed;
         struct gpu_token_layer shape, *layers;
-        float *qkv_parts, *o_parts, *down_parts;
+        /* as in struct gpu_token_step; `exchanged` is qkv_parts, down_parts, att, h and o_parts */
+        float *exchanged, *sums, *gate_parts;
         unsigned long long *outputs;
-        unsigned *arrived;
-        uint64_t *sent;
+        unsigned *arrived;              /* and layers_before */
     } one;
     unsigned *tickets;              /* gpu_linear.tickets, gpu_attention.arrived, gpu_sample.arrived */
     /* the norm whose result the launch before it has left in act and hf; NULL: none */
@@ -400,7 +400,8 @@ int watch_layer(struct gpu_backend *b, int layer, struct err *e);
 /* ---- one_token.c ---- */
 /* Bytes of the descriptions of layers, and floats of sums of parts. */
 size_t one_token_layers_bytes(const struct gpu_backend *b);
-size_t one_token_parts(const struct gpu_backend *b);
+size_t one_token_exchanged(const struct gpu_backend *b);
+size_t one_token_sums(const struct gpu_backend *b);
 size_t one_token_outputs(const struct gpu_backend *b);
 /* Find out whether the layers of this model can be one launch, and describe them on the device: the
  * last part of opening. */

@@ -82,7 +82,7 @@ static void describe_parts(const struct gpu_backend *b, const struct gpu_mat *w,
     int at = 0;
     const int ld = 32 * (w[0].n_tiles + w[1].n_tiles + w[2].n_tiles);
     for (int i = 0; i < 3; i++) {
-        out[i] = (struct gpu_part_sums){ .part = b->one.qkv_parts + at, .ld = ld };
+        out[i] = (struct gpu_part_sums){ .part = b->one.exchanged + at, .ld = ld };     /* qkv_parts */
         at += 32 * w[i].n_tiles;
     }
 }
@@ -138,22 +138,38 @@ size_t one_token_layers_bytes(const struct gpu_backend *b)
     return (size_t)(b->layers.end - b->layers.first) * sizeof(struct gpu_token_layer);
 }
 
-/* Floats of a row of q, k and v, and of a row of the residual. */
-static size_t qkv_row(const struct config *c)
+/* Offsets of arrays of gpu_token_step in b->one.exchanged, and the size of all: floats, in
+ * multiples of 4. */
+struct exchanged { size_t qkv_parts, down_parts, att, h, o_parts, all; };
+static struct exchanged exchanged_of(const struct gpu_backend *b)
 {
-    const size_t nk = (size_t)c->n_kv_heads * (size_t)c->head_dim, nq = (size_t)c->n_heads * (size_t)c->head_dim;
-    return (nq + 31) / 32 * 32 + 2 * ((nk + 31) / 32 * 32);
+    const struct config *c = &b->m->config;
+    const size_t nk = (size_t)c->n_kv_heads * (size_t)c->head_dim, nq = (size_t)c->n_heads * (size_t)c->head_dim,
+                 qkv = (nq + 31) / 32 * 32 + 2 * ((nk + 31) / 32 * 32),
+                 hidden = ((size_t)c->hidden_size + 31) / 32 * 32,
+                 mlp = (size_t)c->intermediate_size, experts = (size_t)c->moe.top_k * (size_t)c->moe.intermediate_size;
+    struct exchanged x = { .down_parts = GPU_TURN_PARTS * qkv };
+    x.att = x.down_parts + GPU_TURN_PARTS * hidden;
+    x.h = x.att + (nq + 31) / 32 * 32;
+    x.o_parts = x.h + ((mlp > experts ? mlp : experts) + 31) / 32 * 32;
+    x.all = x.o_parts + 2 * GPU_TURN_PARTS * hidden;
+    return x;
 }
-static size_t hidden_row(const struct config *c) { return ((size_t)c->hidden_size + 31) / 32 * 32; }
+size_t one_token_exchanged(const struct gpu_backend *b) { return exchanged_of(b).all; }
 
-size_t one_token_parts(const struct gpu_backend *b)
+size_t one_token_sums(const struct gpu_backend *b)
 {
-    return GPU_TURN_PARTS * (qkv_row(&b->m->config) + 2 * hidden_row(&b->m->config));
+    const struct config *c = &b->m->config;
+    if (b->o.one_launch == ONE_LAUNCH_OFF || c->head_dim > GPU_TOKEN_DIM || c->n_kv_heads < 1)
+        return 0;
+    /* of half the size they are at most as many as blocks */
+    const int few = GPU_TOKEN_BLOCKS / c->n_kv_heads, most = b->max_splits > few ? b->max_splits : few;
+    return (size_t)c->n_heads * (size_t)(c->head_dim / 32) * (size_t)most * GPU_TOKEN_SUM;
 }
 
 size_t one_token_outputs(const struct gpu_backend *b)
 {
-    return GPU_TOKEN_COPIES * (((size_t)b->m->config.moe.n_experts + 31) / 32 * 32);
+    return 4 * GPU_TOKEN_COPIES * (((size_t)b->m->config.moe.n_experts + 31) / 32 * 32);
 }
 
 int one_token_open(struct gpu_backend *b, struct err *e)
@@ -162,8 +178,6 @@ int one_token_open(struct gpu_backend *b, struct err *e)
     struct gpu_token_layer *const shape = &b->one.shape, layer;
     if (!plain_model(b))
         return 0;
-    b->one.o_parts = b->one.qkv_parts + GPU_TURN_PARTS * qkv_row(c);
-    b->one.down_parts = b->one.o_parts + GPU_TURN_PARTS * hidden_row(c);
     for (int i = b->layers.first; i < b->layers.end; i++) {
         if (!describe(b, i, &layer))
             return 0;
@@ -179,7 +193,10 @@ int one_token_open(struct gpu_backend *b, struct err *e)
     if (!gpu_one_token_takes(b->g, shape, c->hidden_size, b->one.mixed))
         return 0;
     b->one.open = 1;
-    return 0;
+    /* words that are empty */
+    return gpu_fill(b->g, GPU_COMPUTE, b->one.sums, 0xff, one_token_sums(b) * sizeof *b->one.sums, e) < 0 ||
+                   gpu_fill(b->g, GPU_COMPUTE, b->one.gate_parts, 0xff,
+                            GPU_TOKEN_BLOCKS * 2 * 32 * sizeof *b->one.gate_parts, e) < 0 ? -1 : 0;
 }
 
 /* ---- a step ---- */
@@ -188,12 +205,15 @@ int one_token_takes(const struct gpu_backend *b) { return b->one.open && b->n ==
 
 int one_token_run(struct gpu_backend *b, struct err *e)
 {
+    const struct exchanged x = exchanged_of(b);
+    float *const at = b->one.exchanged;
     const struct gpu_token_step o = {
         .layers = b->one.layers, .n = b->layers.end - b->layers.first, .mixed = b->one.mixed, .x = b->x,
-        .hidden = b->m->config.hidden_size, .scale = b->m->config.residual_scale, .qkv_parts = b->one.qkv_parts,
-        .o_parts = b->one.o_parts, .down_parts = b->one.down_parts, .outputs = b->one.outputs,
-        .step = layers_step(b, b->layers.first),
-        .max_splits = b->splits, .arrived = b->one.arrived, .sent = b->one.sent };
+        .hidden = b->m->config.hidden_size, .scale = b->m->config.residual_scale,
+        .step = layers_step(b, b->layers.first), .max_splits = b->splits,
+        .layers_before = b->one.arrived + GPU_GRID_WORDS, .arrived = b->one.arrived, .qkv_parts = at + x.qkv_parts,
+        .down_parts = at + x.down_parts, .att = at + x.att, .h = at + x.h, .sums = b->one.sums,
+        .gate_parts = b->one.gate_parts, .o_parts = at + x.o_parts, .outputs = b->one.outputs };
     for (int i = b->layers.first; i < b->layers.end; i++)
         if (dweights_need(b->w, i, e) < 0)
             return -1;

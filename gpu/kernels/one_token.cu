@@ -1,38 +1,44 @@
-/* one_token.cu - all layers of a step of one token in one launch, whose blocks meet at barriers.
+/* one_token.cu - all layers of a step of one token in one launch, whose blocks give each other what
+ * they have computed.
  *
  * Otherwise a layer of a mixture of experts takes six launches.  Each costs the gap before it and
  * mostly a join of its blocks, the last of which adds up their sums or norms the row.  Gaps and
- * joins take longer than reading the layer's weights.  Here a barrier replaces both: blocks store
- * sums over parts of k, and every block adds the parts of what it reads.
+ * joins take longer than reading the layer's weights.  Here blocks leave sums over parts of k, and
+ * every block that reads the result adds the parts.
  *
- * stages   of a layer, with a barrier after each (prim/grid.cuh):
+ * stages   of a layer:
  *            qkv        x += parts of the layer before; norm; q, k and v
- *            attention  splits of the context, the last of which merges them (attn_token.cuh)
- *            o          its product; and the router's product with the block's part of its sum
+ *            attention  splits of the context (attn_token.cuh)
+ *            o          the merge of the splits, 32 elements a block; its product; and the router's
+ *                       product with the block's part of its sum
  *            up         x += parts of o; the choice of experts, by every block for itself; norm;
  *                       gate, up and activation
  *            down       the weighted sum of the experts' products
  *          A block keeps x in shared memory, and all blocks compute the same x.
+ * meeting  Most stages begin with words that others publish or send (prim/grid.cuh): a block waits
+ *          for the floats that it needs, and for nothing else.  All blocks meet at one barrier a
+ *          layer, before `up`: after it the sums of the router's outputs are whole, and all words
+ *          of the layer before have been read, so that they can be published again.  Arrays that
+ *          the barrier orders have room for several layers, because a block may still be in a
+ *          layer while another is in the next one
  * tile     one block a multiprocessor, of 16 warps.  A turn is 128 k of a tile of 32 rows (64 k of
  *          i8), and the warps of a block take turns one after the other.  All turns of a stage are
  *          divided into equal shares, one for each block and each without gaps (gpu_turns); so up
  *          to four blocks have parts of a tile.  The activation needs the whole sums of gate and
  *          up: the block with the first part of a tile, which it computes last, receives the sums
- *          of the others, which they compute first (grid_send)
+ *          of the others, which they compute first
  * formats  a kernel for nl4, for i4 and for i8, and one in which each matrix is nl4, m5 or m6, as
  *          zse-convert chooses them.  A warp of that one branches to the loads and the products of
  *          a turn's format, and has turns of gate and of up one after the other
  * moves    each weight once from HBM; a warp has up to 10 loads of 16 bytes a lane in flight, 82 KB
- *          a block.  Each warp loads its first turn before it waits at the barrier: these are
+ *          a block.  Each warp loads its first turn before it waits for activations: these are
  *          nearly all weights of qkv and o, of which a multiprocessor of an H200 has 42 and 34 KB
- *          (Qwen3-30B-A3B, nl4), and half of those of down
+ *          (Qwen3-30B-A3B, nl4), and two thirds of those of down
  * limit    instructions, of which all 16 warps run the same: 62 for 16 bytes of nl4 and lane in the
  *          turns (with several formats 79, and 73 of m5 and m6), and 100 to 300 in each stage
- *          beside them, at 7 cycles each (norms, and the addresses of copies before attention); and
- *          the barriers: a fence, a count and a load of the counter, three times the latency of L2,
- *          .45 us on an H200 (calculated).  HBM would allow 3.1 us for gate and up, and 6.7 us a
- *          layer.  A barrier after the router took .9 us of 15.7 more than to add up its outputs in
- *          whole numbers (calculated)
+ *          beside them (norms, and the addresses of copies before attention); and two latencies of
+ *          L2 for each word, .29 us on an H200, six times a layer, and five for the barrier and the
+ *          loads after it (calculated).  HBM would allow 3.1 us for gate and up, and 6.7 us a layer
  * checked  tests/unit/t-gpu-one-token.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/prim.cuh"
@@ -59,7 +65,7 @@ DEVICE unsigned thread_number()
 #include "gpu/rt/launch.cuh"
 
 enum { WARPS = GPU_TOKEN_WARPS, THREADS = WARPS * 32 };
-static_assert((int)THREADS == (int)NORM_THREADS, "a block norms a row as its own kernel does");
+static_assert((int)THREADS == (int)NORM_THREADS && GPU_SPLIT == 1 << 7, "gpu_token_log_split()");
 
 /* ---- turns ---- */
 
@@ -198,11 +204,15 @@ DEVICE void add_turn_to(float (&sum)[N][4], turn<TYPE, LOADED> &u, const turn_pl
  *     place(i, turn)             the place of a turn; the tile of all turns of unit i is the same,
  *                                unless they have weights
  *     mat()                      a matrix with the shape of all tiles
- *     store(i, k, y[N], by[N])   take the sums of row k of the tile, by thread k, which are to be
- *                                multiplied by `by`
+ *     aim_at(i, k)               where row k of the tile goes, for thread k.  It is called long
+ *                                before the sums are there, and may store what does not need them
+ *     store(i, k, y[N], by[N], aim)  take the sums of this row, which are to be multiplied by `by`
  *  and if sums of other blocks are added
  *     n_after(i)                 number of blocks after this one that have parts of unit i
  *     sent(part, k)              the sums of matrix k that the block `part` after this one sends */
+struct alignas(16) aim { float *to; float bias[2]; };
+static_assert(sizeof(struct aim) == 16, "gpu_token_shared() has room for them");
+
 template <int TYPE, int N, class JOB> struct units {
     static constexpr int LOADED = TYPE == MIXED ? 1 : N;        /* matrices of a turn */
     turn<TYPE, LOADED> u;
@@ -210,9 +220,15 @@ template <int TYPE, int N, class JOB> struct units {
     int i, q, end;                      /* the warp's next turn */
     float scale[N];                     /* of row threadIdx.x of the current unit, in the first warp */
 
-    /* Load the scales of a unit's rows, which nothing has multiplied so far. */
-    DEVICE void load_scales(const JOB &job, int unit)
+    /* Load the scales of a unit's rows, which nothing has multiplied so far, and aim. */
+    DEVICE void prepare(const JOB &job, int unit, aim *aims)
     {
+        if (threadIdx.x < 32 && unit < job.n) {
+            const aim a = job.aim_at(unit, threadIdx.x);
+            aims[threadIdx.x].to = a.to;        /* the emulation does not see writes of a structure */
+            aims[threadIdx.x].bias[0] = a.bias[0];
+            aims[threadIdx.x].bias[1] = a.bias[1];
+        }
         if constexpr (!TURN_SCALES<TYPE, JOB::WEIGHED> && format<ROOMY<TYPE>>::row_scale)
             if (threadIdx.x < 32 && unit < job.n) {
                 const turn_place<N> p = job.place(unit, 0);
@@ -234,7 +250,7 @@ template <int TYPE, int N, class JOB> struct units {
     }
     /* Start to load the first turn.  A warp may have none, but all members are set: the compiler
      * keeps the register of a member that is not set through all other stages. */
-    DEVICE void begin(const JOB &job)
+    DEVICE void begin(const JOB &job, aim *aims)
     {
         u = {};
         at = {};
@@ -243,7 +259,7 @@ template <int TYPE, int N, class JOB> struct units {
         for (int n = 0; n < N; n++)
             scale[n] = 1;
         seek(job);
-        load_scales(job, 0);
+        prepare(job, 0, aims);
     }
     /* Add the sums of other blocks, each to those of a warp: of those that had the fewest turns. */
     DEVICE void join(const JOB &job, int unit, float *sums)
@@ -256,7 +272,7 @@ template <int TYPE, int N, class JOB> struct units {
     }
     /* Compute all units.  All threads call it, when the activations are in shared memory.
      *   room  [2][WARPS][N][32] floats */
-    DEVICE void run(const JOB &job, const wide_table &table, float *room)
+    DEVICE void run(const JOB &job, const wide_table &table, aim *aims, float *room)
     {
         const int warp = threadIdx.x / 32, g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
 #pragma unroll 1
@@ -276,16 +292,17 @@ template <int TYPE, int N, class JOB> struct units {
                 join(job, unit, sums);
             __syncthreads();            /* the sums of all warps are there */
             if (threadIdx.x < 32) {
-                float y[N] = {};
+                float y[N], part[N][4] = {}, by[N];
 #pragma unroll
                 for (int w = 0; w < WARPS; w++)
                     for (int n = 0; n < N; n++)
-                        y[n] += sums[(w * N + n) * 32 + threadIdx.x];
-                float by[N];
-                for (int n = 0; n < N; n++)
+                        part[n][w % 4] += sums[(w * N + n) * 32 + threadIdx.x];
+                for (int n = 0; n < N; n++) {
+                    y[n] = part[n][0] + part[n][1] + (part[n][2] + part[n][3]);
                     by[n] = scale[n] * TURN_UNIT<TYPE>;
-                job.store(unit, threadIdx.x, y, by);
-                load_scales(job, unit + 1);
+                }
+                job.store(unit, threadIdx.x, y, by, aims[threadIdx.x]);
+                prepare(job, unit + 1, aims);
             }
         }
     }
@@ -295,11 +312,10 @@ template <int TYPE, int N, class JOB> struct units {
 struct block_turns {
     int n, first, end, tile;            /* tile: of the first unit */
 
-    /* n_tiles: number of the tiles that exist */
-    DEVICE block_turns(const gpu_turns &d, int n_tiles)
+    DEVICE block_turns(const gpu_turns &d)
     {
-        first = min((int)blockIdx.x * d.share, n_tiles * d.per_tile);
-        end = min(first + d.share, n_tiles * d.per_tile);
+        first = min((int)blockIdx.x * d.share, d.n_tiles * d.per_tile);
+        end = min(first + d.share, d.n_tiles * d.per_tile);
         tile = divided(first, d.by_tile);
         n = first < end ? divided(end - 1, d.by_tile) - tile + 1 : 0;
     }
@@ -308,22 +324,41 @@ struct block_turns {
         from = max(first, (tile + i) * d.per_tile);
         to = min(end, (tile + i + 1) * d.per_tile);
     }
+    /* The turns of a tile whose activations the block needs: without those of other blocks, if it
+     * has one tile. */
+    DEVICE void needed(const gpu_turns &d, int &from, int &to) const
+    {
+        from = n == 1 ? first - tile * d.per_tile : 0;
+        to = n == 1 ? end - tile * d.per_tile : n * d.per_tile > 0 ? d.per_tile : 0;
+    }
 };
 
-/* Store row k of tile i of this block as its part of the sum; the block of the first part also
- * stores zeros for those that no block has.  Only its first tile may have begun in another block.
- * parts [n_parts][32 * n_tiles]. */
-DEVICE void store_part(const gpu_turns &d, const block_turns &mine, int i, int k, float y, float *parts)
+/* Sums over parts of k, [n_parts][ld].  phase: in which they are published, or STORED, if a barrier
+ * orders them. */
+enum { STORED = -1 };
+struct part_sums { float *part; int phase; };
+DEVICE void leave(float *to, float y, int phase)
+{
+    if (phase == STORED)
+        *to = y;
+    else
+        grid_publish(to, y, phase);
+}
+
+/* The place of row k of tile i in the block's part of the sum.  The block of the first part also
+ * leaves zeros for those that no block has.  Only its first tile may have begun in another
+ * block. */
+DEVICE float *part_of(const gpu_turns &d, const block_turns &mine, int i, int k, const part_sums &parts)
 {
     const int tile = mine.tile + i, ld = 32 * d.n_tiles,
               part = i > 0 ? 0 : (int)blockIdx.x - divided(tile * d.per_tile, d.by_share);
-    parts += 32 * tile + k;
-    parts[part * ld] = y;
+    float *const to = parts.part + 32 * tile + k;
     if (part > 0)
-        return;
+        return to + part * ld;
     const int n = divided((tile + 1) * d.per_tile - 1, d.by_share) - (int)blockIdx.x + 1;
     for (int z = n; z < d.parts; z++)
-        parts[z * ld] = 0;
+        leave(to + z * ld, 0, parts.phase);
+    return to;
 }
 
 /* Matrices that read the same input and differ in their rows alone: q, k and v, or o. */
@@ -333,13 +368,13 @@ template <int TYPE> struct linear_job {
     const gpu_mat *w;
     const float *const *bias;
     const uint16_t *act;
-    float *parts;
+    part_sums parts;
     block_turns mine;
     int n;
 
     DEVICE linear_job(const gpu_turns &d_, const gpu_mat *w_, const float *const *bias_, const uint16_t *act_,
-                      float *parts_)
-        : d(d_), w(w_), bias(bias_), act(act_), parts(parts_), mine(d_, d_.n_tiles), n(mine.n) {}
+                      part_sums parts_)
+        : d(d_), w(w_), bias(bias_), act(act_), parts(parts_), mine(d_), n(mine.n) {}
     DEVICE const gpu_mat &mat() const { return w[0]; }
     DEVICE void range(int i, int &first, int &end) const { mine.range(d, i, first, end); }
     DEVICE turn_place<1> place(int i, int turn) const
@@ -357,16 +392,20 @@ template <int TYPE> struct linear_job {
         range(i, from, to);
         return from == (mine.tile + i) * d.per_tile;
     }
-    DEVICE float store(int i, int k, const float (&y)[1], const float (&by)[1]) const
+    DEVICE aim aim_at(int i, int k) const
     {
         int tile = mine.tile + i, which = 0;
         while (tile >= w[which].n_tiles)
             tile -= w[which++].n_tiles;
         const int row = 32 * tile + k;
-        const float sum = y[0] * by[0],
-                    biased = is_first(i) && bias[which] && row < w[which].rows ? sum + bias[which][row] : sum;
-        store_part(d, mine, i, k, biased, parts);
-        return biased;
+        return { part_of(d, mine, i, k, parts),
+                 { is_first(i) && bias[which] && row < w[which].rows ? bias[which][row] : 0, 0 } };
+    }
+    DEVICE float store(int, int, const float (&y)[1], const float (&by)[1], const aim &a) const
+    {
+        const float sum = fmaf(y[0], by[0], a.bias[0]);
+        leave(a.to, sum, parts.phase);
+        return sum;
     }
 };
 
@@ -380,18 +419,22 @@ template <int TYPE> struct o_job : linear_job<TYPE> {
     DEVICE o_job(const linear_job<TYPE> &job, const float *x_, const float *factors_, float scale_, float offset_,
                      float *added_)
         : linear_job<TYPE>(job), x(x_), factors(factors_), scale(scale_), offset(offset_), added(added_) {}
-    DEVICE void store(int i, int k, const float (&y)[1], const float (&by)[1]) const
+    DEVICE void store(int i, int k, const float (&y)[1], const float (&by)[1], const aim &a) const
     {
         const int row = 32 * (this->mine.tile + i) + k;
-        const float part = linear_job<TYPE>::store(i, k, y, by);
+        const float part = linear_job<TYPE>::store(i, k, y, by, a);
         added[row] = fmaf(scale, part, this->is_first(i) ? x[row] : 0) * (factors ? factors[row] + offset : 1);
     }
 };
 
-/* An expert that the token has chosen: its matrices, the factor on its result, its number and its
- * pair.  A dense layer has one. */
-struct chosen { const uint8_t *gate, *up, *down; float weight; int16_t expert, pair; };
+/* An expert that the token has chosen: its matrices, the factor on its result, and its number.  A
+ * dense layer has one. */
+struct chosen { const uint8_t *gate, *up, *down; float weight; int expert; };
 static_assert(sizeof(struct chosen) == 4 * sizeof(void *), "gpu_token_shared() has room for them");
+
+/* The activation of most models, in a quarter of the time of activation(). */
+enum { SILU };                          /* CONFIG_ACT_SILU */
+DEVICE float fast_silu(float x) { return EITHER(__fdividef(x, 1 + __expf(-x)), x / (1 + expf(-x))); }
 
 /* Gate and up of all chosen experts, one after the other. */
 template <int TYPE> struct up_job {
@@ -400,15 +443,16 @@ template <int TYPE> struct up_job {
     const gpu_experts &o;
     const chosen *c;
     const uint16_t *act;
-    uint64_t *words;                    /* gpu_token_step.sent */
+    float *parts, *h;                   /* gpu_token_step.gate_parts and .h */
+    unsigned phase;                     /* of h */
     uint32_t by_tiles;
     block_turns mine;
     int n;
 
-    DEVICE up_job(const gpu_turns &d_, const gpu_experts &o_, const chosen *c_, int n_chosen, uint32_t by,
-                  const uint16_t *act_, uint64_t *words_)
-        : d(d_), o(o_), c(c_), act(act_), words(words_), by_tiles(by), mine(d_, n_chosen * o_.w[0].w.n_tiles),
-          n(mine.n) {}
+    DEVICE up_job(const gpu_token_step &s, const gpu_experts &o_, const chosen *c_, const uint16_t *act_,
+                  unsigned phase_)
+        : d(s.up), o(o_), c(c_), act(act_), parts(s.gate_parts), h(s.h), phase(phase_), by_tiles(s.by_tiles),
+          mine(s.up), n(mine.n) {}
     DEVICE const gpu_mat &mat() const { return o.w[0].w; }
     /* MIXED: gate and up in turn, and a warp has both in turn */
     static constexpr int TURNS = 2 / PAIR<TYPE>;
@@ -439,21 +483,28 @@ template <int TYPE> struct up_job {
     {
         return i == n - 1 && is_first(i) ? divided((mine.tile + n) * d.per_tile - 1, d.by_share) - (int)blockIdx.x : 0;
     }
-    DEVICE uint64_t *sent(int part, int k) const { return words + ((blockIdx.x + part) * 2 + k) * 32; }
-    DEVICE void store(int i, int k, const float (&y)[2], const float (&by)[2]) const
+    DEVICE float *sent(int part, int k) const { return parts + ((blockIdx.x + part) * 2 + k) * 32; }
+    DEVICE aim aim_at(int i, int k) const
     {
-        if (!is_first(i)) {
-            grid_send(sent(0, 0) + k, y[0]);
-            grid_send(sent(0, 1) + k, y[1]);
-            return;
-        }
         const int tile = mine.tile + i, at = divided(tile, by_tiles), row = (tile - at * mat().n_tiles) * 32 + k,
                   expert = c[at].expert;
-        float h = 0;
-        if (row < mat().rows)
-            h = expert_activation(o, c[at].pair, expert_biased(o.w[0], expert, row, y[0] * by[0]),
-                                  expert_biased(o.w[1], expert, row, y[1] * by[1]));
-        o.act_out[(size_t)at * o.act_out_stride + act_place(row, GPU_ACT_LANES)] = row < mat().rows ? act_of(h) : 0;
+        if (!is_first(i))
+            return { sent(0, 0) + k, { 0, 0 } };
+        /* rows are whole tiles: they are columns of down, which are whole turns */
+        return { h + 32 * tile + k,
+                 { expert_biased(o.w[0], expert, row, 0), expert_biased(o.w[1], expert, row, 0) } };
+    }
+    DEVICE void store(int i, int, const float (&y)[2], const float (&by)[2], const aim &a) const
+    {
+        if (is_first(i)) {
+            const float gate = fmaf(y[0], by[0], a.bias[0]), up = fmaf(y[1], by[1], a.bias[1]);
+            /* no weights on the input: pair 0 is not read */
+            grid_publish(a.to, o.function == SILU && o.alpha <= 0 ? fast_silu(gate) * up
+                                                                  : expert_activation(o, 0, gate, up), phase);
+        } else {
+            grid_send(a.to, y[0]);
+            grid_send(a.to + 32, y[1]);
+        }
     }
 };
 
@@ -464,91 +515,105 @@ template <int TYPE> struct down_job {
     const gpu_turns &d;
     const gpu_mat &w;
     const chosen *c;
-    int n_chosen;
-    const uint16_t *act; int stride;
-    float *parts;
+    const uint16_t *act;
+    part_sums parts;
     uint32_t by_turns;
     block_turns mine;
     int n;
 
-    DEVICE down_job(const gpu_turns &d_, const gpu_mat &w_, const chosen *c_, int n_chosen_, uint32_t by,
-                    const uint16_t *act_, int stride_, float *parts_)
-        : d(d_), w(w_), c(c_), n_chosen(n_chosen_), act(act_), stride(stride_), parts(parts_), by_turns(by),
-          mine(d_, d_.n_tiles), n(mine.n) {}
+    DEVICE down_job(const gpu_token_step &s, const gpu_mat &w_, const chosen *c_, const uint16_t *act_, unsigned phase)
+        : d(s.down), w(w_), c(c_), act(act_), parts{ s.down_parts, (int)phase }, by_turns(s.by_turns), mine(s.down),
+          n(mine.n) {}
     DEVICE const gpu_mat &mat() const { return w; }
-    DEVICE int turns() const { return w.n_steps / TURN_STEPS<TYPE>; }  /* of an expert */
-    /* without the turns of experts that the token has not chosen */
-    DEVICE void range(int i, int &first, int &end) const
-    {
-        mine.range(d, i, first, end);
-        end = min(end, (mine.tile + i) * d.per_tile + n_chosen * turns());
-    }
+    DEVICE void range(int i, int &first, int &end) const { mine.range(d, i, first, end); }
     DEVICE turn_place<1> place(int i, int turn) const
     {
         const int in_tile = turn - (mine.tile + i) * d.per_tile, at = divided(in_tile, by_turns),
-                  step = (in_tile - at * turns()) * TURN_STEPS<TYPE>;
-        return { { c[at].down + (size_t)(mine.tile + i) * w.tile_bytes }, step, act + at * stride + step * 32,
+                  step = in_tile * TURN_STEPS<TYPE>;
+        return { { c[at].down + (size_t)(mine.tile + i) * w.tile_bytes }, step - at * w.n_steps, act + step * 32,
                  c[at].weight, w.type };
     }
-    DEVICE void store(int i, int k, const float (&y)[1], const float (&by)[1]) const
+    DEVICE aim aim_at(int i, int k) const { return { part_of(d, mine, i, k, parts), { 0, 0 } }; }
+    DEVICE void store(int, int, const float (&y)[1], const float (&by)[1], const aim &a) const
     {
-        store_part(d, mine, i, k, y[0] * by[0], parts);
+        leave(a.to, y[0] * by[0], parts.phase);
     }
 };
 
 /* ---- the residual ---- */
 
-/* Sums of parts that the stage before leaves to be added. */
-struct pending_parts { const float *part; int n, ld; float scale; };
+/* Parts of sums that another stage has left. */
+struct pending_parts { part_sums of; int n, ld; float scale; };
 
-/* Whether a warp has columns in run i of a row: the others do nothing. */
-DEVICE bool has_run(int i, int cols) { return (i * THREADS + (int)(threadIdx.x & ~31u)) * NORM_RUN < cols; }
-
-/* v += scale * (sum over up to MOST parts), for four columns from k on. */
-template <int MOST> DEVICE void add_four(float *v, const pending_parts &p, int k)
+/* Columns of a row, which are the same in all rows: a warp has 256 in each of NORM_RUNS runs, and a
+ * lane twice four, so that the lanes of a load read 512 bytes that follow each other.  Rows of 2048
+ * leave the first warps without columns: they choose the experts. */
+enum { FOUR = 4, NEXT_FOUR = 32 * FOUR, FIRST_WITH_COLUMNS = 4 /* warp */ };
+static_assert(NORM_RUN == 2 * FOUR, "a run of a thread is twice four columns");
+DEVICE int columns_of_warp(int i)
 {
-    float4 y[MOST];
+    return i * THREADS * NORM_RUN + (threadIdx.x / 32 + WARPS - FIRST_WITH_COLUMNS) % WARPS * 32 * NORM_RUN;
+}
+DEVICE int column(int i, int j) { return columns_of_warp(i) + threadIdx.x % 32 * FOUR + j / FOUR * NEXT_FOUR; }
+/* Whether a warp has columns in run i of a row: the others do nothing. */
+DEVICE bool has_run(int i, int cols) { return columns_of_warp(i) < cols; }
+
+/* v += scale * each of up to MOST parts, for FOURS times four columns from k on. */
+template <int MOST, int FOURS> DEVICE void add_columns(float *v, const pending_parts &p, int k, int cols)
+{
+    float4 y[FOURS * MOST];
+    /* in place of a part or of columns that are not there, the first ones again */
+    const auto there = [&](int four) { return four == 0 || k + four * NEXT_FOUR < cols; };
+    const auto place = [&](int i) {
+        return p.of.part + (i / FOURS < p.n ? i / FOURS * p.ld : 0) + k +
+               (there(i % FOURS) ? i % FOURS * NEXT_FOUR : 0);
+    };
+    if (p.of.phase == STORED) {
 #pragma unroll
-    for (int i = 0; i < MOST; i++)
-        y[i] = i < p.n ? load_four_shared_by_blocks(p.part + (size_t)i * p.ld + k) : make_float4(0, 0, 0, 0);
-    float4 sum = y[0];
+        for (int i = 0; i < FOURS * MOST; i++)
+            y[i] = load_four_shared_by_blocks(place(i));
+    } else {
+        grid_collect(y, p.of.phase, place);
+    }
 #pragma unroll
-    for (int i = 1; i < MOST; i++)
-        sum.x += y[i].x, sum.y += y[i].y, sum.z += y[i].z, sum.w += y[i].w;
-    v[0] = fmaf(p.scale, sum.x, v[0]);
-    v[1] = fmaf(p.scale, sum.y, v[1]);
-    v[2] = fmaf(p.scale, sum.z, v[2]);
-    v[3] = fmaf(p.scale, sum.w, v[3]);
+    for (int i = 0; i < FOURS * MOST; i++) {
+        const float by = there(i % FOURS) && i / FOURS < p.n ? p.scale : 0;
+        float *const to = v + FOUR * (i % FOURS);
+        to[0] = fmaf(by, y[i].x, to[0]);
+        to[1] = fmaf(by, y[i].y, to[1]);
+        to[2] = fmaf(by, y[i].z, to[2]);
+        to[3] = fmaf(by, y[i].w, to[3]);
+    }
 }
 
-/* Load a thread's columns of a row, which are the same in all rows. */
 DEVICE void load_columns(norm_runs &v, const float *from, int cols)
 {
 #pragma unroll
     for (int i = 0; i < NORM_RUNS; i++) {
-        const int k = (i * THREADS + threadIdx.x) * NORM_RUN;
 #pragma unroll
         for (int j = 0; j < NORM_RUN; j++)
             v[i][j] = 0;
-        if (!has_run(i, cols) || k >= cols)
+        if (!has_run(i, cols))
             continue;
 #pragma unroll
-        for (int j = 0; j < NORM_RUN; j += 4) {
-            const float4 x = *reinterpret_cast<const float4 *>(from + k + j);
-            v[i][j] = x.x, v[i][j + 1] = x.y, v[i][j + 2] = x.z, v[i][j + 3] = x.w;
-        }
+        for (int j = 0; j < NORM_RUN; j += FOUR)
+            if (column(i, j) < cols) {
+                const float4 x = *reinterpret_cast<const float4 *>(from + column(i, j));
+                v[i][j] = x.x, v[i][j + 1] = x.y, v[i][j + 2] = x.z, v[i][j + 3] = x.w;
+            }
     }
 }
 DEVICE void store_columns(float *to, const norm_runs &v, int cols)
 {
 #pragma unroll
     for (int i = 0; i < NORM_RUNS; i++) {
-        const int k = (i * THREADS + threadIdx.x) * NORM_RUN;
-        if (!has_run(i, cols) || k >= cols)
+        if (!has_run(i, cols))
             continue;
 #pragma unroll
-        for (int j = 0; j < NORM_RUN; j += 4)
-            *reinterpret_cast<float4 *>(to + k + j) = make_float4(v[i][j], v[i][j + 1], v[i][j + 2], v[i][j + 3]);
+        for (int j = 0; j < NORM_RUN; j += FOUR)
+            if (column(i, j) < cols)
+                *reinterpret_cast<float4 *>(to + column(i, j)) =
+                    make_float4(v[i][j], v[i][j + 1], v[i][j + 2], v[i][j + 3]);
     }
 }
 
@@ -560,66 +625,90 @@ DEVICE void add_pending(norm_runs &v, float *x, const pending_parts &p, int cols
         return;
 #pragma unroll
     for (int i = 0; i < NORM_RUNS; i++) {
-        const int k = (i * THREADS + threadIdx.x) * NORM_RUN;
+        const int k = column(i, 0);
         if (!has_run(i, cols) || k >= cols)
             continue;
-#pragma unroll
-        for (int j = 0; j < NORM_RUN; j += 4)
-            if (p.n <= 2)
-                add_four<2>(&v[i][j], p, k + j);
-            else
-                add_four<GPU_TURN_PARTS>(&v[i][j], p, k + j);
+        if (p.n <= 2) {
+            add_columns<2, 2>(v[i], p, k, cols);
+        } else {
+            add_columns<GPU_TURN_PARTS, 1>(v[i], p, k, cols);
+            if (k + NEXT_FOUR < cols)
+                add_columns<GPU_TURN_PARTS, 1>(v[i] + FOUR, p, k + NEXT_FOUR, cols);
+        }
     }
     store_columns(x, v, cols);
 }
 
-/* The factor of the norm of row v without its weights.  room: a float for each warp. */
-DEVICE float row_inverse(const norm_runs &v, const struct gpu_norm &o, float *room)
+/* Store a warp's sum of squares of row v.  squares: [WARPS]. */
+DEVICE void store_squares(const norm_runs &v, int cols, float *squares)
 {
-    const int lane = threadIdx.x % 32;
     float sum = 0;
 #pragma unroll
     for (int i = 0; i < NORM_RUNS; i++)
 #pragma unroll
-        for (int j = 0; j < NORM_RUN && has_run(i, o.cols); j++)
+        for (int j = 0; j < NORM_RUN && has_run(i, cols); j++)
             sum = fmaf(v[i][j], v[i][j], sum);
     sum = warp_sum(sum);
-    if (lane == 0)
-        room[threadIdx.x / 32] = sum;
-    __syncthreads();                    /* the sums of all warps are there */
-    sum = room[lane % WARPS];
-    for (int i = WARPS / 2; i; i /= 2)
-        sum += __shfl_xor_sync(FULL_WARP, sum, i);
-    return rsqrtf(sum / (float)o.cols + o.eps);
+    if (threadIdx.x % 32 == 0)
+        squares[threadIdx.x / 32] = sum;
+}
+/* The factor of the norm of a row without its weights, from the sums of all warps.  part:
+ * 1 / columns. */
+DEVICE float inverse_of(const struct gpu_norm &o, float part, const float *squares)
+{
+    float sum[FOUR] = {};
+    static_assert(WARPS % FOUR == 0, "the sums are loaded by fours");
+#pragma unroll
+    for (int i = 0; i < WARPS; i += FOUR) {
+        const uint4 four = load16(squares + i);
+#pragma unroll
+        for (int k = 0; k < FOUR; k++)
+            sum[k] += float_of(word_of(four, k));
+    }
+    return rsqrtf(fmaf(sum[0] + sum[1] + (sum[2] + sum[3]), part, o.eps));
 }
 
-/* Store the normed row v in act, in the order GPU_ACT_LANES, in which a run of 8 stays where it is.
- * w: factors. */
+/* Four neighbours as f16 in the order GPU_ACT_LANES, in which the k-th of eight stands beside the
+ * (k + 4)-th: lanes exchange half of them in pairs, and 8 bytes of the result are theirs.  All
+ * lanes call it, with multiples of ACT_UNIT. */
+DEVICE uint2 in_lanes_order(float a, float b, float c, float d)
+{
+    const uint32_t low = pack_half_clamped(a, b), high = pack_half_clamped(c, d);
+    const bool odd = threadIdx.x & 1;
+    const uint32_t got = __shfl_xor_sync(FULL_WARP, odd ? low : high, 1), first = odd ? got : low,
+                   second = odd ? high : got;
+    return make_uint2(prmt(first, second, 0x5410), prmt(first, second, 0x7632));
+}
+
+/* Store the normed row v in act, in the order GPU_ACT_LANES.  w: factors. */
 DEVICE void store_normed(const norm_runs &v, const norm_runs &w, const struct gpu_norm &o, float inverse,
                          uint16_t *act)
 {
-    const float offset = o.w ? o.offset : 0;
+    const float by = inverse * (1 / ACT_UNIT), offset = o.w ? o.offset : 0;
 #pragma unroll
     for (int i = 0; i < NORM_RUNS; i++) {
-        const int k = (i * THREADS + threadIdx.x) * NORM_RUN;
-        if (!has_run(i, o.cols) || k >= o.cols)
+        if (!has_run(i, o.cols))
             continue;
-        float y[NORM_RUN];
-        uint32_t pair[NORM_RUN / 2];
 #pragma unroll
-        for (int j = 0; j < NORM_RUN; j++)
-            y[j] = v[i][j] * inverse * (w[i][j] + offset);
+        for (int j = 0; j < NORM_RUN; j += FOUR) {
+            float y[FOUR];
 #pragma unroll
-        for (int j = 0; j < NORM_RUN / 2; j++)
-            pair[j] = pack_half_clamped(y[j] * (1 / ACT_UNIT), y[j + NORM_RUN / 2] * (1 / ACT_UNIT));
-        *reinterpret_cast<uint4 *>(act + k) = make_uint4(pair[0], pair[1], pair[2], pair[3]);
+            for (int k = 0; k < FOUR; k++)
+                y[k] = v[i][j + k] * by * (w[i][j + k] + offset);
+            const uint2 pairs = in_lanes_order(y[0], y[1], y[2], y[3]);
+            if (column(i, j) < o.cols)
+                *reinterpret_cast<uint2 *>(act + column(i, j)) = pairs;
+        }
     }
     __syncthreads();                    /* the row is there, and the sums of its squares are read */
 }
 
-DEVICE float norm_row(const norm_runs &v, const norm_runs &w, const struct gpu_norm &o, uint16_t *act, float *room)
+DEVICE float norm_row(const norm_runs &v, const norm_runs &w, const struct gpu_norm &o, float part, uint16_t *act,
+                      float *squares)
 {
-    const float inverse = row_inverse(v, o, room);
+    store_squares(v, o.cols, squares);
+    __syncthreads();                    /* the sums of all warps are there */
+    const float inverse = inverse_of(o, part, squares);
     store_normed(v, w, o, inverse, act);
     return inverse;
 }
@@ -634,14 +723,30 @@ DEVICE void load_factors(norm_runs &w, const float *from, int cols)
         w[i / NORM_RUN][i % NORM_RUN] = 1;
 }
 
-/* Copy n halves that other blocks have stored to shared memory; a multiple of 32. */
-DEVICE void copy_act(uint16_t *to, const uint16_t *from, int n)
+/* Collect the activations that the block's turns of a tile need; act: in the order GPU_ACT_LANES.
+ * A lane has twice four, as of a row.  The threads' copies are there as well. */
+template <int TYPE>
+DEVICE void collect_act(uint16_t *act, const float *from, const gpu_turns &d, const block_turns &mine, unsigned phase)
 {
-    for (int k = 8 * threadIdx.x; k < n; k += 8 * THREADS)
-        copy_async(to + k, from + k);
-    copy_commit();
+    int first, end;
+    mine.needed(d, first, end);
+    first *= TURN_STEPS<TYPE> * 32, end *= TURN_STEPS<TYPE> * 32;
+    const int lane = threadIdx.x % 32 * FOUR;
+#pragma unroll 1
+    for (int k = first + threadIdx.x / 32 * 2 * NEXT_FOUR; k < end; k += WARPS * 2 * NEXT_FOUR) {
+        float4 y[2];
+        /* there are 128, or of i8 maybe 64 */
+        grid_collect(y, phase, [&](int i) { return from + min(k + i * NEXT_FOUR + lane, end - FOUR); });
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            constexpr float UNITS = 1 / ACT_UNIT;
+            const uint2 pairs = in_lanes_order(y[i].x * UNITS, y[i].y * UNITS, y[i].z * UNITS, y[i].w * UNITS);
+            if (k + i * NEXT_FOUR + lane < end)
+                *reinterpret_cast<uint2 *>(act + k + i * NEXT_FOUR + lane) = pairs;
+        }
+    }
     copy_wait<0>();
-    __syncthreads();
+    __syncthreads();                    /* the activations and the copies of all threads are there */
 }
 
 /* ---- the router ---- */
@@ -771,200 +876,250 @@ struct block_room {
     DEVICE uint16_t *act() const { return reinterpret_cast<uint16_t *>(at(o.room.act)); }
     DEVICE float *sums() const { return reinterpret_cast<float *>(at(o.room.sums)); }
     DEVICE float *room() const { return reinterpret_cast<float *>(at(o.room.room)); }
+    DEVICE aim *aims() const { return reinterpret_cast<aim *>(at(o.room.aims)); }
+    DEVICE float *squares() const { return reinterpret_cast<float *>(at(o.room.squares)); }
     DEVICE int32_t *ids() const { return reinterpret_cast<int32_t *>(experts() + o.top_k); }
     DEVICE float *weight() const { return reinterpret_cast<float *>(ids() + o.top_k); }
-    DEVICE int32_t *n_chosen() const { return reinterpret_cast<int32_t *>(weight() + o.top_k); }
-    DEVICE int32_t *pos() const { return n_chosen() + 2; }
-    DEVICE int32_t *table_of() const { return n_chosen() + 3; }
+    DEVICE int32_t *pos() const { return reinterpret_cast<int32_t *>(weight() + o.top_k); }
+    DEVICE int32_t *table_of() const { return pos() + 1; }
     /* of the first job of attention, and of two others in turn */
-    DEVICE int32_t *kv_blocks() const { return n_chosen() + 4; }
+    DEVICE int32_t *kv_blocks() const { return pos() + 4; }
     DEVICE chosen *experts() const { return reinterpret_cast<chosen *>(at(o.room.choice)); }
 };
 
-/* The stages of a layer, each up to the arrival at the next barrier. */
+/* The stages of a layer.  at: the number of the layer, counted since the first step, modulo 4: what
+ * it publishes has the phase at % 2. */
 
 template <int TYPE>
-DEVICE void run_qkv(const block_room &r, const gpu_token_layer &l, const wide_table &table, const barrier &all,
-                    bool first)
+DEVICE void run_qkv(const block_room &r, const gpu_token_layer &l, const wide_table &table, unsigned at, bool first)
 {
     const gpu_token_step &o = r.o;
-    const linear_job<TYPE> job(o.qkv, l.qkv, l.qkv_bias, r.act(), o.qkv_parts);
+    const linear_job<TYPE> job(o.qkv, l.qkv, l.qkv_bias, r.act(), { o.qkv_parts, (int)(at % 2) });
     units<TYPE, 1, linear_job<TYPE>> u;
     norm_runs v, w;
-    u.begin(job);
+    u.begin(job, r.aims());
     load_factors(w, l.attn_norm.w, o.hidden);
-    if (!first)
-        all.wait();
-    add_pending(v, r.x(), { o.down_parts, first ? 0 : o.down.parts, 32 * o.down.n_tiles, o.scale }, o.hidden);
-    const float inverse = norm_row(v, w, l.attn_norm, r.act(), r.sums());
+    add_pending(v, r.x(), { { o.down_parts, (int)(~at % 2) }, first ? 0 : o.down.parts, 32 * o.down.n_tiles, o.scale },
+                o.hidden);
+    const float inverse = norm_row(v, w, l.attn_norm, o.part, r.act(), r.squares());
     if (threadIdx.x == 0)
         r.o.unit = output_unit(inverse);
-    u.run(job, table, r.sums());
+    u.run(job, table, r.aims(), r.sums());
 }
 
-template <int TYPE>
-DEVICE void run_o(const block_room &r, const gpu_token_layer &l, const wide_table &table, const barrier &all)
+DEVICE token_sums sums_of(const block_room &r, const gpu_attention &o)
 {
-    const linear_job<TYPE> job(r.o.o, &l.o, &l.o_bias, r.act(), r.o.o_parts);
-    units<TYPE, 1, linear_job<TYPE>> u;
-    u.begin(job);
-    all.wait();
-    copy_act(r.act(), l.attention.act, 32 * l.o.n_steps);
-    u.run(job, table, r.sums());
+    return { r.o.sums, (unsigned)o.head_dim / 32, (unsigned)r.o.n_splits };
 }
 
-/* Attention of this block's splits.  The first one waits at the barrier, after it has begun to copy
- * keys and values. */
-DEVICE void attend(const block_room &r, const gpu_token_layer &l, const barrier &all)
+/* Attention of this block's splits. */
+DEVICE void attend(const block_room &r, const gpu_token_layer &l, unsigned at)
 {
     const gpu_attention &o = l.attention;
     int32_t *kv = r.kv_blocks();        /* of the first job, which has them in all layers */
     int job = blockIdx.x;
     /* in the order of splits: their number is padded, so the last ones may have no positions */
 #pragma unroll 1
-    for (int i = 0; job < o.n_kv_heads * o.max_splits; i++, job += gridDim.x) {
+    for (int i = 0; job < o.n_kv_heads * r.o.n_splits; i++, job += gridDim.x) {
         const int split = divided(job, r.o.by_kv_heads);
         if (i) {
             kv = r.kv_blocks() + (1 + i % 2) * SPLIT_KV;
-            find_kv_blocks(kv, o.step, split);
+            find_kv_blocks(kv, o.step, split << r.o.log_split);
             __syncthreads();            /* the job before has read its room, and the numbers are there */
         }
-        attend_to_split(o, token_split(o, r.o.share, job - split * o.n_kv_heads, split), kv,
-                        reinterpret_cast<uint8_t *>(r.sums()), [&] {
-            if (i)
-                __syncthreads();
-            else
-                all.wait();
-        });
+        attend_to_split(o, token_split(o, r.o.share, job - split * o.n_kv_heads, split, r.o.log_split), kv,
+                        sums_of(r, o), at % 2, reinterpret_cast<uint8_t *>(r.sums()));
     }
-    if (job == (int)blockIdx.x)
-        all.wait();
+    if (job != (int)blockIdx.x)
+        __syncthreads();                /* the last one has read its room */
+}
+
+/* Merge the splits of attention.  The last blocks begin: they mostly have had no split. */
+DEVICE void merge_heads(const block_room &r, const gpu_token_layer &l, unsigned at)
+{
+    const gpu_attention &o = l.attention;
+    const token_sums all = sums_of(r, o);
+    const int pos = *r.pos(), first = first_seen(pos, o.window, o.chunk) >> r.o.log_split,
+              n = (pos >> r.o.log_split) - first + 1;
+#pragma unroll 1
+    for (int i = gridDim.x - 1 - blockIdx.x; i < o.n_heads * (int)all.n_32; i += gridDim.x) {
+        const int head = divided(i, r.o.by_32s);
+        merge_splits(r.o.att + 32 * i, at % 2, all, o.sinks, head, i - head * all.n_32, first, n, r.sums());
+    }
+}
+
+DEVICE float *o_parts_of(const gpu_token_step &o, unsigned at)
+{
+    return o.o_parts + at % 2 * GPU_TURN_PARTS * 32 * o.o.n_tiles;
+}
+
+template <int TYPE>
+DEVICE linear_job<TYPE> o_of(const block_room &r, const gpu_token_layer &l, unsigned at)
+{
+    return { r.o.o, &l.o, &l.o_bias, r.act(), { o_parts_of(r.o, at), STORED } };
+}
+
+template <int TYPE>
+DEVICE void run_o(const block_room &r, const gpu_token_layer &l, const wide_table &table, unsigned at)
+{
+    const linear_job<TYPE> job = o_of<TYPE>(r, l, at);
+    units<TYPE, 1, linear_job<TYPE>> u;
+    u.begin(job, r.aims());
+    merge_heads(r, l, at);
+    collect_act<TYPE>(r.act(), r.o.att, job.d, job.mine, at % 2);
+    u.run(job, table, r.aims(), r.sums());
+}
+
+DEVICE unsigned long long *outputs_of(const gpu_token_step &o, unsigned at)
+{
+    return o.outputs + at % 4 * GPU_TOKEN_COPIES * 32 * o.lists;
 }
 
 /* o of a layer with experts, and the outputs of its router. */
 template <int TYPE>
-DEVICE void run_o_and_router(const block_room &r, const gpu_token_layer &l, const wide_table &table,
-                             const barrier &all)
+DEVICE void run_o_and_router(const block_room &r, const gpu_token_layer &l, const wide_table &table, unsigned at)
 {
     const struct gpu_norm &norm = l.mlp_norm;
-    const o_job<TYPE> job({ r.o.o, &l.o, &l.o_bias, r.act(), r.o.o_parts }, r.x(), norm.w ? r.factors() : nullptr,
-                              r.o.scale, norm.offset, r.added());
+    const o_job<TYPE> job(o_of<TYPE>(r, l, at), r.x(), norm.w ? r.factors() : nullptr, r.o.scale, norm.offset,
+                          r.added());
     units<TYPE, 1, o_job<TYPE>> u;
-    u.begin(job);
+    u.begin(job, r.aims());
 #pragma unroll 1
     for (int i = 4 * threadIdx.x; i < r.o.hidden && norm.w; i += 4 * THREADS)
         copy_async(r.factors() + i, norm.w + i);
     if (job.n > 0)
         copy_columns(r.router(), l.route.w[0], job.mine.tile);
-    all.wait();
-    copy_act(r.act(), l.attention.act, 32 * l.o.n_steps);
-    u.run(job, table, r.sums());
+    copy_commit();
+    merge_heads(r, l, at);
+    collect_act<TYPE>(r.act(), r.o.att, job.d, job.mine, at % 2);
+    u.run(job, table, r.aims(), r.sums());
     __syncthreads();                    /* the rows are there */
-    add_outputs(l.route, r.added(), r.router(), job.mine.tile, job.n, r.o.unit, r.o.outputs);
+    add_outputs(l.route, r.added(), r.router(), job.mine.tile, job.n, r.o.unit, outputs_of(r.o, at));
+}
+
+/* Clear the outputs of the layer after the next one, which all blocks have read in the last one but
+ * one. */
+DEVICE void clear_outputs(const gpu_token_step &o, unsigned at)
+{
+    unsigned long long *const to = outputs_of(o, at + 2);
+    if (blockIdx.x == gridDim.x - 1)
+        for (int k = threadIdx.x; k < GPU_TOKEN_COPIES * 32 * o.lists; k += THREADS)
+            to[k] = 0;
 }
 
 /* x += parts of o. */
-DEVICE void add_o(norm_runs &v, const block_room &r)
+DEVICE void add_o(norm_runs &v, const block_room &r, unsigned at)
 {
     const gpu_token_step &o = r.o;
-    add_pending(v, r.x(), { o.o_parts, o.o.parts, 32 * o.o.n_tiles, o.scale }, o.hidden);
+    add_pending(v, r.x(), { { o_parts_of(o, at), STORED }, o.o.parts, 32 * o.o.n_tiles, o.scale }, o.hidden);
 }
 
-DEVICE chosen chosen_of(const gpu_token_layer &l, int expert, int pair, float weight)
+DEVICE chosen chosen_of(const gpu_token_layer &l, int expert)
 {
-    return { expert_rows(l.up.w[0], expert, 0), expert_rows(l.up.w[1], expert, 0), expert_rows(l.down, expert, 0),
-             weight, (int16_t)expert, (int16_t)pair };
+    return { expert_rows(l.up.w[0], expert, 0), expert_rows(l.up.w[1], expert, 0), expert_rows(l.down, expert, 0), 1,
+             expert };
 }
 
-/* Choose the experts, when the parts of o and the router's outputs are there.  Returns the factor
- * of the norm of the residual; id: of choose_ids(). */
-DEVICE float choose(const block_room &r, const gpu_token_layer &l, const barrier &all, int &id)
+/* 1 as an output of the router: the inverse of a power of two. */
+DEVICE float one_output(const block_room &r) { return float_of(0x7f000000u - bits_of(r.o.unit)); }
+
+/* The result of the choice of experts, beside the experts: raw, as in choose_ids(); the factor of
+ * the norm, unless raw; in warp CHOICE_WEIGHING the argument of weigh_only(). */
+struct choice { bool raw; float inverse; int id; };
+
+/* Choose the experts, when the parts of o and the router's outputs are there.  The first warps
+ * choose, while others add the parts and their squares; only with biases or a correction the order
+ * of experts depends on the norm, which then comes first. */
+DEVICE choice choose(const block_room &r, const gpu_token_layer &l, const barrier &all, unsigned at)
 {
-    const int ld = 32 * l.route.w[0].n_tiles, lane = threadIdx.x % 32;
+    enum { CHOOSING = 4 };              /* warps: a warpgroup */
+    const int ld = 32 * l.route.w[0].n_tiles, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const float *const bias = l.route.bias[0];
+    const float unit = one_output(r);
     norm_runs v;
+    choice c = { !bias && !l.route.correction, 1, 0 };
     all.wait();
-    const long long output = (int)threadIdx.x < ld ? added_outputs(r.o.outputs, threadIdx.x, ld) : 0;
-    add_o(v, r);
-    const float inverse = row_inverse(v, l.mlp_norm, r.sums()),
-                unit = float_of(0x7f000000u - bits_of(r.o.unit));      /* 1 / a power of two */
-    id = choose_ids<WARPS>(l.route, r.room(), [&](int i) {
-        const float x = (float)output * unit * inverse;
-        return bias ? x + bias[i] : x;
-    });
-    if (threadIdx.x / 32 == CHOICE_SORTING) {
-        const int n = *r.pos() < 0 ? 0 : l.route.top_k;
-        if (lane < n)
-            r.experts()[lane] = chosen_of(l, id, lane, 1);
-        if (lane == 0)
-            *r.n_chosen() = n;
+    if (!c.raw) {
+        add_o(v, r, at);
+        store_squares(v, r.o.hidden, r.squares());
+        __syncthreads();                /* the sums of all warps are there */
+        c.inverse = inverse_of(l.mlp_norm, r.o.part, r.squares());
     }
-    __syncthreads();                    /* the experts are there */
-    return inverse;
+    if (warp < CHOOSING) {
+        c.id = choose_ids<CHOOSING>(l.route, r.room(), c.raw, [&](int i) {
+            const float x = (float)added_outputs(outputs_of(r.o, at), i, ld) * unit * c.inverse;
+            return bias ? x + bias[i] : x;
+        }, [] { warpgroup_sync(0); });
+        if (warp == CHOICE_SORTING && lane < l.route.top_k)
+            r.experts()[lane] = chosen_of(l, c.id);
+    }
+    if (c.raw) {
+        add_o(v, r, at);
+        store_squares(v, r.o.hidden, r.squares());
+    }
+    __syncthreads();                    /* the experts and the sums of all warps are there */
+    return c;
 }
 
 /* Weigh the experts, which only down needs. */
-DEVICE void weigh(const block_room &r, const gpu_token_layer &l, int id)
+DEVICE void weigh(const block_room &r, const gpu_token_layer &l, const choice &c, float inverse)
 {
     if (threadIdx.x / 32 != CHOICE_WEIGHING)
         return;
-    const float weight = weigh_only(l.route, r.room(), id);
-    if ((int)threadIdx.x < l.route.top_k && !l.up.weigh_input)
+    const float weight = weigh_only(l.route, r.room(), c.raw ? inverse : 0, c.id);
+    if ((int)threadIdx.x < l.route.top_k)
         r.experts()[threadIdx.x].weight = weight;
 }
 
 /* The only expert of a dense layer.  Barriers of other stages follow before it is read. */
 DEVICE void choose_dense(const block_room &r, const gpu_token_layer &l)
 {
-    if (threadIdx.x == 0) {
-        r.experts()[0] = chosen_of(l, 0, 0, 1);
-        *r.n_chosen() = 1;
-    }
+    if (threadIdx.x == 0)
+        r.experts()[0] = chosen_of(l, 0);
 }
 
 template <int TYPE>
-DEVICE void run_up(const block_room &r, const gpu_token_layer &l, const wide_table &table, const barrier &all)
+DEVICE void run_up(const block_room &r, const gpu_token_layer &l, const wide_table &table, const barrier &all,
+                   unsigned at)
 {
-    const up_job<TYPE> job(r.o.up, l.up, r.experts(), *r.n_chosen(), r.o.by_tiles, r.act(), r.o.sent);
+    const up_job<TYPE> job(r.o, l.up, r.experts(), r.act(), at % 2);
     units<TYPE, 2, up_job<TYPE>> u;
     norm_runs v, w;
-    u.begin(job);
+    u.begin(job, r.aims());
     load_factors(w, l.mlp_norm.w, r.o.hidden);
     all.wait();
-    add_o(v, r);
-    norm_row(v, w, l.mlp_norm, r.act(), r.sums());
-    u.run(job, table, r.sums());
+    add_o(v, r, at);
+    norm_row(v, w, l.mlp_norm, r.o.part, r.act(), r.squares());
+    u.run(job, table, r.aims(), r.sums());
 }
 
 /* Of the chosen experts.  The first weights are loaded before the experts are weighed, and the row
  * normed. */
 template <int TYPE>
-DEVICE void run_experts_up(const block_room &r, const gpu_token_layer &l, const wide_table &table, const barrier &all)
+DEVICE void run_experts_up(const block_room &r, const gpu_token_layer &l, const wide_table &table, const barrier &all,
+                           unsigned at)
 {
-    int id;
-    const float inverse = choose(r, l, all, id);
-    const up_job<TYPE> job(r.o.up, l.up, r.experts(), *r.n_chosen(), r.o.by_tiles, r.act(), r.o.sent);
+    const choice c = choose(r, l, all, at);
+    const up_job<TYPE> job(r.o, l.up, r.experts(), r.act(), at % 2);
     units<TYPE, 2, up_job<TYPE>> u;
     norm_runs v, w;
-    u.begin(job);
-    weigh(r, l, id);
+    u.begin(job, r.aims());
+    const float inverse = inverse_of(l.mlp_norm, r.o.part, r.squares());
+    weigh(r, l, c, inverse);
     load_columns(v, r.x(), r.o.hidden);
     load_factors(w, l.mlp_norm.w ? r.factors() : nullptr, r.o.hidden);
     store_normed(v, w, l.mlp_norm, inverse, r.act());
-    u.run(job, table, r.sums());
+    u.run(job, table, r.aims(), r.sums());
 }
 
 template <int TYPE>
-DEVICE void run_down(const block_room &r, const gpu_token_layer &l, const wide_table &table, const barrier &all)
+DEVICE void run_down(const block_room &r, const gpu_token_layer &l, const wide_table &table, unsigned at)
 {
-    const int n_chosen = *r.n_chosen();
-    const down_job<TYPE> job(r.o.down, l.down.w, r.experts(), n_chosen, r.o.by_turns, r.act(), l.up.act_out_stride,
-                             r.o.down_parts);
+    const down_job<TYPE> job(r.o, l.down.w, r.experts(), r.act(), at % 2);
     units<TYPE, 1, down_job<TYPE>> u;
-    u.begin(job);
-    all.wait();
-    copy_act(r.act(), l.up.act_out, n_chosen * l.up.act_out_stride);
-    u.run(job, table, r.sums());
+    u.begin(job, r.aims());
+    collect_act<TYPE>(r.act(), r.o.h, job.d, job.mine, at % 2);
+    u.run(job, table, r.aims(), r.sums());
 }
 
 /* Set those members of a layer's description that depend on the step, or point into the block's
@@ -973,7 +1128,6 @@ DEVICE void complete_layer(gpu_token_layer &l, const block_room &r)
 {
     const gpu_token_step &o = r.o;
     l.attention.step = o.step;
-    l.attention.max_splits = o.max_splits;
     for (int i = 0; i < 3; i++)
         l.attention.prepare.parts[i].n_parts = o.qkv.parts;
     l.route.pos = o.step.pos;
@@ -990,8 +1144,11 @@ void one_token_kernel(gpu_token_step given)
     gpu_token_step &o = *reinterpret_cast<gpu_token_step *>(shared + given.room.step);
     const block_room r = { o };
     barrier all = { given.arrived, 0 };
+    if (*given.step.pos < 0)            /* the token only pads the step */
+        return;
     if (threadIdx.x == 0) {
         o = given;
+        o.before = *given.layers_before;
         *r.pos() = *given.step.pos;
         *r.table_of() = *given.step.table_of;
         o.step.pos = r.pos();
@@ -1007,45 +1164,45 @@ void one_token_kernel(gpu_token_step given)
     if (threadIdx.x == 0)
         complete_layer(r.layer(0), r);
     __syncthreads();                    /* it is complete */
-    if ((int)blockIdx.x < r.layer(0).attention.n_kv_heads * o.max_splits)
-        find_kv_blocks(r.kv_blocks(), o.step, divided(blockIdx.x, o.by_kv_heads));
+    if ((int)blockIdx.x < r.layer(0).attention.n_kv_heads * o.n_splits)
+        find_kv_blocks(r.kv_blocks(), o.step, divided(blockIdx.x, o.by_kv_heads) << o.log_split);
 #pragma unroll 1
     for (int i = 0; i < o.n; i++) {
         const gpu_token_layer &l = r.layer(i);
-        run_qkv<TYPE>(r, l, table, all, i == 0);
-        all.arrive_by_first_warp();
-        attend(r, l, all);
-        if (blockIdx.x == gridDim.x - 1)        /* it mostly has no job of attention */
-            for (int k = threadIdx.x; k < GPU_TOKEN_COPIES * 32 * o.lists; k += THREADS)
-                o.outputs[k] = 0;
-        all.arrive();
+        const unsigned at = o.before + i + 1;
+        run_qkv<TYPE>(r, l, table, at, i == 0);
+        attend(r, l, at);
         if (i + 1 < o.n)                /* over the layer before, which no thread reads now */
             copy_layer(&r.layer(i + 1), o.layers + i + 1);
         if (!l.route.n_experts)
             choose_dense(r, l);
         if (l.route.n_experts) {
-            run_o_and_router<TYPE>(r, l, table, all);
+            run_o_and_router<TYPE>(r, l, table, at);
             all.arrive();
         } else {
-            run_o<TYPE>(r, l, table, all);
+            run_o<TYPE>(r, l, table, at);
             all.arrive_by_first_warp();
         }
-        /* copy_act() has waited for the next layer, and other threads read it after barriers */
+        /* collect_act() has waited for the next layer, and other threads read it after barriers */
         if (i + 1 < o.n && threadIdx.x == 0)
             complete_layer(r.layer(i + 1), r);
-        if (l.route.n_experts)
-            run_experts_up<TYPE>(r, l, table, all);
-        else
-            run_up<TYPE>(r, l, table, all);
-        all.arrive_by_first_warp();
-        run_down<TYPE>(r, l, table, all);
-        all.arrive_by_first_warp();
+        if (l.route.n_experts) {
+            run_experts_up<TYPE>(r, l, table, all, at);
+            clear_outputs(o, at);
+        } else {
+            run_up<TYPE>(r, l, table, all, at);
+        }
+        run_down<TYPE>(r, l, table, at);
     }
+    all.arrive_by_first_warp();
     if (blockIdx.x != 0)
         return;
-    all.wait();
-    add_pending(v, r.x(), { o.down_parts, o.down.parts, 32 * o.down.n_tiles, o.scale }, o.hidden);
+    add_pending(v, r.x(), { { o.down_parts, (int)((o.before + o.n) % 2) }, o.down.parts, 32 * o.down.n_tiles, o.scale },
+                o.hidden);
     store_columns(o.x, v, o.hidden);
+    if (threadIdx.x == 0)               /* all blocks have read it before their first barrier */
+        *o.layers_before = (o.before + o.n) % 4;
+    all.wait();
     grid_reset(o.arrived);              /* all blocks have arrived for the last time */
 }
 
@@ -1076,7 +1233,11 @@ static size_t plan(gpu_token_step &o, const gpu_token_layer &l, int blocks)
     o.by_tiles = GPU_INVERSE(l.up.w[0].w.n_tiles);
     o.by_turns = GPU_INVERSE(l.down.w.n_steps / steps);
     o.by_kv_heads = GPU_INVERSE(l.attention.n_kv_heads);
+    o.by_32s = GPU_INVERSE(l.attention.head_dim / 32);
     o.share = l.attention.n_heads / l.attention.n_kv_heads;
+    o.part = 1 / (float)o.hidden;
+    o.log_split = gpu_token_log_split(o.max_splits, l.attention.n_kv_heads, blocks);
+    o.n_splits = o.max_splits * GPU_SPLIT >> o.log_split;
     return plan_room(o, l);
 }
 

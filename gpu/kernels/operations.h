@@ -363,14 +363,12 @@ static inline int gpu_whole_turns(int type, int cols, int n_steps, int n_groups)
  *   qkv, o               matrices for which gpu_whole_turns() is 1
  *   attention            as for gpu_attn_decode with `prepare`, but for step, rows and max_splits;
  *                        prepare.parts are those of gpu_token_step.qkv_parts, whose number is not
- *                        used.  Heads have a multiple of 32 elements, up to GPU_TOKEN_DIM; `order`
- *                        is GPU_ACT_LANES; partial is [n_heads][max_splits][head_dim], and then
- *                        the largest score and the sum of weights of each split
+ *                        used.  Heads have a multiple of 32 elements, up to GPU_TOKEN_DIM.  out,
+ *                        act, partial and arrived are not used
  *   route                n_experts 0: a dense layer, whose `up` and `down` are the only expert.
  *                        n 1; w[0] is the router, f32; gpu_chooses_only() allows it; place NULL.
  *                        part, choice and pos are not used
- *   up                   gate and up; act_out has a row for each chosen expert.  choice is not
- *                        used */
+ *   up                   gate and up; act_out and choice are not used */
 struct gpu_token_layer {
 #ifdef __cplusplus
     alignas(16)
@@ -387,47 +385,71 @@ struct gpu_token_layer {
     struct gpu_expert_mat down;
 };
 /* Offsets in a block's shared memory.  step: the arguments of the launch; choice: the chosen
- * experts; room: to choose experts; added: what the block adds to the residual;
- * factors: of the norm before the experts; router: the columns of a tile of rows of o. */
-struct gpu_token_room { uint32_t step, layers, x, added, act, sums, choice, room, factors, router; };
+ * experts; aims: where the sums of the first warp go; room: to choose experts; squares: a number of
+ * each warp; added: what the block adds to the residual; factors: of the norm before the experts;
+ * router: the columns of a tile of rows of o. */
+struct gpu_token_room { uint32_t step, layers, x, added, act, sums, choice, room, squares, aims, factors, router; };
 enum { GPU_TOKEN_WARPS = 16, GPU_TOKEN_BLOCKS = 256 /* at most */, GPU_TOKEN_DIM = 128 /* most elements of a head */ };
 /* Blocks add the router's outputs to one of these copies, so that they wait less for each other.
  * Outputs are whole numbers: their sum does not depend on the order. */
 enum { GPU_TOKEN_COPIES = 8, GPU_TOKEN_PITCH = 40 /* floats of 32 experts in `router` */ };
+/* Floats that a split sends of 32 elements of a head: their sums, the largest score, and the sum of
+ * weights; a multiple of 4. */
+enum { GPU_TOKEN_SUM = 36 };
 struct gpu_token_step {
     const struct gpu_token_layer *layers;       /* device memory */
     int n;                              /* number of layers, all of the same shapes */
     int mixed;                          /* each matrix has its own type (GPU_TURN_MIXES()) */
     float *x; int hidden;               /* the residual */
     float scale;                        /* of what a half of a layer adds to it */
-    /* [GPU_TURN_PARTS][rows of q, k and v, each a multiple of 32]; [GPU_TURN_PARTS][hidden, a
-     * multiple of 32] */
-    float *qkv_parts, *o_parts, *down_parts;
     struct gpu_step step; int max_splits;       /* as in struct gpu_attention */
-    unsigned long long *outputs;        /* [GPU_TOKEN_COPIES][n_experts, a multiple of 32] */
-    unsigned *arrived;                  /* [GPU_GRID_WORDS], 0 before and after */
-    /* [GPU_TOKEN_BLOCKS][2][32], 0 before and after: each block's part of the sums of gate and up
-     * of a tile, for the block with the tile's first part (grid_send) */
-    uint64_t *sent;
+    /* Results that blocks leave to each other, at multiples of 16 bytes.
+     *   layers_before  number of layers of all steps before, modulo 4; 0 before the first one
+     *   arrived        [GPU_GRID_WORDS], 0 before and after
+     * published (grid_publish), 0 before the first step:
+     *   qkv_parts      [GPU_TURN_PARTS][rows of q, k and v, each a multiple of 32]
+     *   down_parts     [GPU_TURN_PARTS][hidden, a multiple of 32]
+     *   att            [n_heads * head_dim], the result of attention
+     *   h              [experts of a token][rows of gate], the result of gate and up
+     * sent (grid_send), empty before and after:
+     *   sums           of each split: [n_heads][head_dim / 32][n_splits][GPU_TOKEN_SUM]
+     *   gate_parts     [GPU_TOKEN_BLOCKS][2][32]: each block's part of the sums of gate and up of
+     *                  a tile, for the block with the tile's first part
+     * ordered by the barrier of a layer:
+     *   o_parts        [2][GPU_TURN_PARTS][hidden, a multiple of 32]: of layers in turn
+     *   outputs        [4][GPU_TOKEN_COPIES][n_experts, a multiple of 32], 0 before the first step:
+     *                  of the router of layers in turn */
+    unsigned *layers_before, *arrived;
+    float *qkv_parts, *down_parts, *att, *h, *sums, *gate_parts, *o_parts;
+    unsigned long long *outputs;
     /* gpu_one_token() sets these; by: GPU_INVERSE of the tiles of an expert's gate, of the turns of
-     * its down, and of n_kv_heads */
+     * its down, of n_kv_heads, and of head_dim / 32; before: *layers_before */
     struct gpu_turns qkv, o, up, down;
-    uint32_t by_tiles, by_turns, by_kv_heads;
+    uint32_t by_tiles, by_turns, by_kv_heads, by_32s;
+    unsigned before;
     int top_k;                          /* room for as many experts: a multiple of 4 */
     int lists;                          /* of 32 experts; 0: a dense model */
     int share;                          /* query heads that share a key */
+    int log_split, n_splits;            /* of attention: gpu_token_log_split(), and how many there may be */
+    float part;                         /* 1 / hidden */
     float unit;                         /* by which blocks multiply the router's outputs of a layer */
     struct gpu_token_room room;
 };
+/* Splits have 1 << gpu_token_log_split() positions: half of GPU_SPLIT, if each block then still has
+ * at most one. */
+static inline int gpu_token_log_split(int max_splits, int n_kv_heads, int blocks)
+{
+    return 2 * max_splits * n_kv_heads <= blocks ? 6 : 7;
+}
 /* The shared memory of attention to a split, of `share` heads of dim with `part` bytes of keys in a
  * KV block: 16 bytes of weights and a sum for each lane and KV block; a number for each head and KV
- * block, and four; queries, for each 16 elements; heads that are being prepared; and copies of keys
- * and values (gpu/prim/attn_token.cuh). */
+ * block; queries, for each 16 elements; heads that are being prepared; and copies of keys and
+ * values (gpu/prim/attn_token.cuh). */
 enum { GPU_TOKEN_QUERIES = 32 * 16 + 64 };
 static inline size_t gpu_token_split_bytes(size_t dim, size_t part, int share)
 {
     const size_t blocks = GPU_SPLIT / KV_BLOCK;
-    return blocks * 32 * (16 + sizeof(float)) + sizeof(float) * (GPU_ATTN_GROUP * blocks + 4) + 2 * blocks * part +
+    return blocks * 32 * (16 + sizeof(float)) + sizeof(float) * GPU_ATTN_GROUP * blocks + 2 * blocks * part +
            dim / 16 * GPU_TOKEN_QUERIES + sizeof(float) * (size_t)(share + 2) * dim;
 }
 /* The shared memory of a block: of a residual of `hidden` floats, `act` f16 in the widest row of
@@ -441,10 +463,13 @@ static inline size_t gpu_token_shared(struct gpu_token_room *r, size_t table, si
     const size_t sizes[] = { sizeof(struct gpu_token_step), 2 * sizeof(struct gpu_token_layer), sizeof(float) * hidden,
                              (size_t)(top_k + 3) / 4 * 4 * (4 * sizeof(void *) + 2 * sizeof(int32_t)) +
                                  4 * sizeof(int32_t) + 3 * GPU_SPLIT / KV_BLOCK * sizeof(int32_t),
+                             32 * 16,
                              sizeof(float) * 2 * 2 * 32 * GPU_TOKEN_WARPS,      /* two units, gate and up */
-                             choice, sizeof(uint16_t) * act, lists ? sizeof(float) * hidden : 0,
+                             choice, sizeof(float) * GPU_TOKEN_WARPS, sizeof(uint16_t) * act,
+                             lists ? sizeof(float) * hidden : 0,
                              lists ? sizeof(float) * hidden : 0, sizeof(float) * 32 * GPU_TOKEN_PITCH * (size_t)lists };
-    uint32_t *const to[] = { &r->step, &r->layers, &r->x, &r->choice, &r->sums, &r->room, &r->act, &r->added,
+    uint32_t *const to[] = { &r->step, &r->layers, &r->x, &r->choice, &r->aims, &r->sums, &r->room, &r->squares,
+                             &r->act, &r->added,
                              &r->factors, &r->router };
     size_t n = table;
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {

@@ -2,20 +2,22 @@
  * (one_token.cu): one KV head with all query heads that share it, up to 8, and one split of the
  * context.
  *
- * tile     16 warps and GPU_SPLIT positions, which are 8 KV blocks of 16.  A warp prepares a head.
- *          Then a warp has a KV block: the product of 8 queries x head_dim with the keys of 16
- *          positions, and the softmax weights.  Then a warp has 16 elements of values: their
- *          product with the weights of all positions x 8 heads, which is the split's result.
- *          Queries and weights are sums of two f16, which leave an error of 2^-22 (keys and values
- *          are f16): the first and second halves of the rows of the product with keys, or two
- *          products with values.  With heads of 128 a warp makes 16 products in both
- * moves    keys and values of the split once, 64 KB with heads of 128.  Only the newest are results
- *          of the launch, so all are copied to shared memory before the block waits for q, k and v.
- *          Chunks of 16 bytes are swizzled, so that ldmatrix finds the rows of an 8 x 8 matrix in
- *          32 different banks.  Warps read 128 KB from shared memory: keys and values once, queries
- *          and weights 8 times
- * limit    latency: parts of q, k and v, a norm, products that follow each other, a maximum, and
- *          the merge of the splits by the block that ends last
+ * tile     16 warps and up to GPU_SPLIT positions, which are 8 KV blocks of 16; half of them while
+ *          blocks without a split are left.  A warp prepares a head.  Then a warp has a KV block:
+ *          the product of 8 queries x head_dim with the keys of 16 positions, and the softmax
+ *          weights.  Then a warp has 16 elements of values: their product with the weights of all
+ *          positions x 8 heads, which is the split's result.  Queries and weights are sums of two
+ *          f16 (keys and values are f16), which leave an error of 2^-22, and of weights below
+ *          2^-14 one of 2^-25 of the largest weight: the first and second halves of the rows of
+ *          the product with keys, or two products with values.  With heads of 128 a warp makes 16
+ *          products in both
+ * moves    keys and values of the split once, up to 64 KB with heads of 128.  Only the newest are
+ *          results of the launch, so all are copied to shared memory before the block waits for q,
+ *          k and v.  Chunks of 16 bytes are swizzled, so that ldmatrix finds the rows of an 8 x 8
+ *          matrix in 32 different banks.  Warps read up to 128 KB from shared memory: keys and
+ *          values once, queries and weights once for each KV block or 16 elements
+ * limit    latency: parts of q, k and v, a norm, products that follow each other, and a maximum;
+ *          then the words that splits send, and a warp that merges them for 32 elements of a head
  * checked  tests/unit/t-gpu-one-token.c */
 #ifndef ZSE_GPU_PRIM_ATTN_TOKEN_CUH
 #define ZSE_GPU_PRIM_ATTN_TOKEN_CUH
@@ -44,7 +46,6 @@ struct token_room {
     uint4 *weight;                      /* [SPLIT_KV][32]: of each lane, as it multiplies them */
     float *sum;                         /* [SPLIT_KV][32]: of a lane's weights */
     float *most;                        /* [8][SPLIT_KV]: of a head, the largest score of a KV block */
-    unsigned *last;                     /* grid_last() */
     uint8_t *q;                         /* [n / 16][QUERY_STEP] */
     float *head;                        /* [share + 2][n]: heads that are being prepared */
     uint8_t *keys, *values;             /* [SPLIT_KV][part]: they alone are written before the wait */
@@ -54,8 +55,7 @@ struct token_room {
         weight = reinterpret_cast<uint4 *>(room);
         sum = reinterpret_cast<float *>(weight + SPLIT_KV * 32);
         most = sum + SPLIT_KV * 32;
-        last = reinterpret_cast<unsigned *>(most + GPU_ATTN_GROUP * SPLIT_KV);
-        q = reinterpret_cast<uint8_t *>(last + 4);
+        q = reinterpret_cast<uint8_t *>(most + GPU_ATTN_GROUP * SPLIT_KV);
         head = reinterpret_cast<float *>(q + n / 16 * QUERY_STEP);
         keys = reinterpret_cast<uint8_t *>(head + (share + 2) * n);
         values = keys + SPLIT_KV * part;
@@ -69,21 +69,25 @@ DEVICE unsigned value_chunk(unsigned c, unsigned n) { return c ^ (c >> (3 + (n >
 
 /* ---- the job ---- */
 
-/* Positions [from, to) of the split, which begins at `start`; KV blocks first .. end - 1 of it. */
+/* gpu_token_step.sums.  n_32: head_dim / 32. */
+struct token_sums { float *at; unsigned n_32, n_splits; };
+
+/* Positions [from, to) of the split, which begins at `start`; KV blocks first .. end - 1 of it.  A
+ * split has 1 << log_split positions, up to GPU_SPLIT. */
 struct token_split {
     int pos, kv_head, first_head, share, split, start, begin, from, to, first, end;
 
-    DEVICE token_split(const gpu_attention &o, int share_, int kv_head_, int split_)
+    DEVICE token_split(const gpu_attention &o, int share_, int kv_head_, int split_, int log_split)
     {
         pos = *o.step.pos;
         kv_head = kv_head_;
         share = share_;
         first_head = kv_head * share;
         split = split_;
-        start = split * GPU_SPLIT;
+        start = split << log_split;
         begin = first_seen(pos, o.window, o.chunk);
         from = max(start, begin);
-        to = min(start + GPU_SPLIT, pos + 1);
+        to = min(start + (1 << log_split), pos + 1);
         first = (unsigned)(from - start) / KV_BLOCK;
         end = (unsigned)(to - start + KV_BLOCK - 1) / KV_BLOCK;
     }
@@ -92,11 +96,11 @@ struct token_split {
     DEVICE bool has_newest() const { return to == pos + 1; }
 };
 
-/* Copy the numbers of a split's KV blocks, which are the same in all layers: block
- * [SPLIT_KV]. */
-DEVICE void find_kv_blocks(int32_t *block, const gpu_step &step, int split)
+/* Copy the numbers of the KV blocks of the split that begins at `start`, which are the same in all
+ * layers: block [SPLIT_KV]. */
+DEVICE void find_kv_blocks(int32_t *block, const gpu_step &step, int start)
 {
-    const int i = threadIdx.x, p = split * GPU_SPLIT + i * KV_BLOCK;
+    const int i = threadIdx.x, p = start + i * KV_BLOCK;
     if (i < SPLIT_KV)
         block[i] = p > *step.pos ? 0 : step.tables[*step.table_of + p / KV_BLOCK];
 }
@@ -157,7 +161,7 @@ struct head_factors {
         norms = !is_v && !slow && o.norm;
         rotates = !is_v && !slow && half;
         last = kind == HEAD_OF_QUERY ? temper_of(o.temper, pos) * scale : 1;
-        part = o.parts[kind].part + h * n + d;
+        part = o.parts[kind].part + h * n + (here ? d : 0);
         const float *w = kind == HEAD_OF_QUERY ? o.qw : o.kw;
         float4 x = make_float4(1, 1, 1, 1), c = x, s = make_float4(0, 0, 0, 0);
         if (norms && w && here) {
@@ -238,12 +242,14 @@ DEVICE void store_newest(const token_room &room, const token_split &j, unsigned 
 }
 
 /* v = the sum of up to MOST parts. */
-template <int MOST> DEVICE void add_parts(float v[HEAD_RUN], const float *part, size_t ld, int n_parts)
+template <int MOST>
+DEVICE void add_parts(float v[HEAD_RUN], const float *part, size_t ld, int n_parts, unsigned phase)
 {
     float4 y[MOST];
+    grid_collect(y, phase, [&](int p) { return part + (p < n_parts ? p * ld : 0); });
 #pragma unroll
     for (int p = 0; p < MOST; p++)
-        y[p] = p < n_parts ? load_four_shared_by_blocks(part + p * ld) : make_float4(0, 0, 0, 0);
+        y[p] = p < n_parts ? y[p] : make_float4(0, 0, 0, 0);
 #pragma unroll
     for (int p = 1; p < MOST; p++)
         y[0].x += y[p].x, y[0].y += y[p].y, y[0].z += y[p].z, y[0].w += y[p].w;
@@ -252,19 +258,19 @@ template <int MOST> DEVICE void add_parts(float v[HEAD_RUN], const float *part, 
 
 /* Norm and rotate a head whose row is the sum of parts, by one warp.  x [n]: shared memory.  Query
  * i of the group goes to q, a key or value to the copy and to its KV block.  head, block: as for
- * the copies. */
+ * the copies; phase: of the parts. */
 DEVICE void prepare_token_head(const token_room &room, const gpu_attention &a, const token_split &j, head_kind kind,
                                int i, const head_factors &f, float *x, uint8_t *head, const int32_t *block,
-                               unsigned lane)
+                               unsigned phase, unsigned lane)
 {
     const struct gpu_prepare &o = a.prepare;
     const gpu_part_sums &s = o.parts[0];        /* all have one row length and number */
     const unsigned n = o.head_dim, d = HEAD_RUN * lane;
     float v[HEAD_RUN];
     if (s.n_parts <= 2)
-        add_parts<2>(v, f.part, s.ld, f.here ? s.n_parts : 0);
+        add_parts<2>(v, f.part, s.ld, f.here ? s.n_parts : 0, phase);
     else
-        add_parts<GPU_TURN_PARTS>(v, f.part, s.ld, f.here ? s.n_parts : 0);
+        add_parts<GPU_TURN_PARTS>(v, f.part, s.ld, f.here ? s.n_parts : 0, phase);
     if (f.norms) {
         const float sum = warp_sum(fmaf(v[0], v[0], fmaf(v[1], v[1], fmaf(v[2], v[2], v[3] * v[3])))),
                     inverse = rsqrtf(fmaf(sum, 1 / (float)n, o.eps));
@@ -300,7 +306,7 @@ DEVICE void prepare_token_head(const token_room &room, const gpu_attention &a, c
         *reinterpret_cast<uint4 *>(room.q + lane / 4 * QUERY_STEP + (4 * i + lane % 4) * 16) =
             make_uint4(p.x, p.z, p.y, p.w);
     } else {
-        const int at = block[(unsigned)j.pos / KV_BLOCK % SPLIT_KV];
+        const int at = block[(unsigned)(j.pos - j.start) / KV_BLOCK];
         store_newest(room, j, a.kv.blocks.part, head_in(head, at, (uint32_t)a.kv.blocks.stride), kind == HEAD_OF_KEY, n,
                      v, lane);
     }
@@ -317,18 +323,12 @@ DEVICE void clear_after_newest(const token_room &room, const token_split &j, uns
 
 /* ---- products ---- */
 
-/* The sums of a step's splits, in gpu_attention.partial: values [head][max_splits][n], and then the
- * largest score and the sum of weights [head][max_splits][2]. */
-struct token_sums {
-    float *values, *ends;
-
-    DEVICE token_sums(const gpu_attention &o, unsigned n, unsigned head, unsigned split)
-    {
-        const unsigned row = head * o.max_splits + split;
-        values = o.partial + row * n;
-        ends = o.partial + (o.n_heads * o.max_splits * n + 2 * row);
-    }
-};
+/* The words of a split for 32 elements of a head, in gpu_token_step.sums: the sums of values, then
+ * the largest score and the sum of weights. */
+DEVICE float *split_sums(const token_sums &all, unsigned head, unsigned of_32, unsigned split)
+{
+    return all.at + ((head * all.n_32 + of_32) * all.n_splits + split) * GPU_TOKEN_SUM;
+}
 
 /* c += the products of queries with N steps of 16 elements of the keys of 16 positions. */
 template <int N> DEVICE void multiply_keys(float c[2][2][4], const uint8_t *keys, const uint8_t *q)
@@ -434,7 +434,7 @@ template <int N> DEVICE void multiply_values(float c[2][2][4], const uint8_t *va
 }
 
 /* A warp computes the sums of 16 elements of values from d on, and stores them. */
-DEVICE void add_token_values(const gpu_attention &o, const token_room &room, const token_split &j, unsigned part,
+DEVICE void add_token_values(const token_sums &all, const token_room &room, const token_split &j, unsigned part,
                              unsigned n, unsigned d, unsigned lane)
 {
     const unsigned g = lane / 4, t = lane % 4, slot = lane % 8 + lane / 16 * 8;
@@ -448,16 +448,17 @@ DEVICE void add_token_values(const gpu_attention &o, const token_room &room, con
 #pragma unroll 1
     for (; left > 0; left--, values += part, weight += 32)
         multiply_values<1>(c, values, weight, part);
-    float *const to = token_sums(o, n, j.first_head + 2 * t, j.split).values + d + g;
+    float *const to = split_sums(all, j.first_head + 2 * t, d / 32, j.split) + d % 32 + g;
 #pragma unroll
     for (int i = 0; i < 4; i++)
         if ((int)(2 * t + i % 2) < j.share)
-            to[i % 2 * o.max_splits * n + i / 2 * 8] = c[0][0][i] + c[1][0][i] + (c[0][1][i] + c[1][1][i]);
+            grid_send(to + i % 2 * all.n_32 * all.n_splits * GPU_TOKEN_SUM + i / 2 * 8,
+                      c[0][0][i] + c[1][0][i] + (c[0][1][i] + c[1][1][i]));
 }
 
-/* A warp adds up the weights, and stores the largest score and the sum of each head. */
-DEVICE void add_token_weights(const gpu_attention &o, const token_room &room, const token_split &j, unsigned n,
-                              unsigned lane)
+/* A warp adds up the weights, and sends the largest score and the sum of each head with each 32 of
+ * its elements. */
+DEVICE void add_token_weights(const token_sums &all, const token_room &room, const token_split &j, unsigned lane)
 {
     const int g = (int)(lane / 4);
     float sum = 0;
@@ -466,88 +467,145 @@ DEVICE void add_token_weights(const gpu_attention &o, const token_room &room, co
         sum += room.sum[b * 32 + lane];
     sum += __shfl_xor_sync(FULL_WARP, sum, 1);
     sum += __shfl_xor_sync(FULL_WARP, sum, 2);
-    if (lane % 4 == 0 && g < j.share)
-        *reinterpret_cast<float2 *>(token_sums(o, n, j.first_head + g, j.split).ends) =
-            make_float2(most_of(room, g), sum);
+    if (lane % 4 >= all.n_32 || g >= j.share)
+        return;
+    float *const to = split_sums(all, j.first_head + g, lane % 4, j.split) + 32;
+    grid_send(to, most_of(room, g));
+    grid_send(to + 1, sum);
+    grid_send(to + 2, 0);
+    grid_send(to + 3, 0);
 }
 
 /* ---- the merge ---- */
 
-/* Load four elements of up to 4 splits, n floats apart; beyond the last one: its own again. */
-DEVICE void load_splits(float4 x[4], const float *at, unsigned n, int many)
+/* Sums relative to the largest score.  Sums of nothing have the score NOTHING. */
+struct merged { float most, total; float4 sum; };
+constexpr float NOTHING = -1e38f;
+
+/* exp(x - most) */
+DEVICE float relative(float x, float most) { return fast_exp2((x - most) * 1.44269504f); }
+
+DEVICE void scale_merged(merged &m, float by)
 {
-#pragma unroll
-    for (int u = 0; u < 4; u++)
-        x[u] = load_four_shared_by_blocks(at + (unsigned)min(u, many - 1) * n);
+    m.total *= by;
+    m.sum.x *= by, m.sum.y *= by, m.sum.z *= by, m.sum.w *= by;
 }
-/* Add them.  Lane s + u has the weight w, 0 beyond the last one, and the sum of weights of split
- * u. */
-DEVICE void merge_splits(float4 &sum, float &total, const float4 x[4], float w, float weights, int s)
+
+/* Add sums that are relative to the score `most`, which is not above m.most. */
+DEVICE void add_merged(merged &m, float most, float total, const float4 &sum)
 {
+    const float by = relative(most, m.most);
+    m.total = fmaf(total, by, m.total);
+    m.sum.x = fmaf(sum.x, by, m.sum.x);
+    m.sum.y = fmaf(sum.y, by, m.sum.y);
+    m.sum.z = fmaf(sum.z, by, m.sum.z);
+    m.sum.w = fmaf(sum.w, by, m.sum.w);
+}
+
+/* Make the sums relative to a score that is not below theirs. */
+DEVICE void raise_merged(merged &m, float most)
+{
+    scale_merged(m, relative(m.most, most));
+    m.most = most;
+}
+
+/* Add splits 4 * i + (lane / 8), i < N, of the n that are left from `split` on: four elements of
+ * each. */
+template <int N>
+DEVICE void add_splits(merged &m, const token_sums &all, unsigned head, unsigned of_32, unsigned split, int n,
+                       unsigned lane)
+{
+    float4 y[2 * N];
+    float most = m.most;
+    const auto there = [&](int i) { return 4 * i + (int)(lane / 8) < n; };
+    /* in place of a split that is not there, the first one again */
+    const auto place = [&](int i) {
+        return split_sums(all, head, of_32, split + (there(i / 2) ? 4 * (i / 2) + lane / 8 : 0)) +
+               (i % 2 ? 32 : 4 * (lane % 8));
+    };
+    grid_receive(y, place);
+    __syncwarp();                       /* all lanes have read the words */
 #pragma unroll
-    for (int u = 0; u < 4; u++) {
-        const float by = __shfl_sync(FULL_WARP, w, s + u);
-        total = fmaf(by, __shfl_sync(FULL_WARP, weights, s + u), total);
-        sum.x = fmaf(by, x[u].x, sum.x);
-        sum.y = fmaf(by, x[u].y, sum.y);
-        sum.z = fmaf(by, x[u].z, sum.z);
-        sum.w = fmaf(by, x[u].w, sum.w);
+    for (int i = 0; i < N; i++) {
+        if (there(i)) {
+            grid_empty(place(2 * i));
+            if (lane % 8 == 0)
+                grid_empty(place(2 * i + 1));
+        }
+        y[2 * i + 1].x = there(i) ? y[2 * i + 1].x : NOTHING;
+        most = fmaxf(most, y[2 * i + 1].x);
+    }
+    raise_merged(m, most);
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        add_merged(m, y[2 * i + 1].x, y[2 * i + 1].y, y[2 * i]);
+}
+
+/* Add the sums of lanes i, i + 8, i + 16 and i + 24. */
+DEVICE void merge_lanes(merged &m)
+{
+    float most = m.most;
+    for (int i = 8; i < 32; i *= 2)
+        most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, i));
+    raise_merged(m, most);
+#pragma unroll
+    for (int i = 8; i < 32; i *= 2) {
+        m.total += __shfl_xor_sync(FULL_WARP, m.total, i);
+        m.sum.x += __shfl_xor_sync(FULL_WARP, m.sum.x, i);
+        m.sum.y += __shfl_xor_sync(FULL_WARP, m.sum.y, i);
+        m.sum.z += __shfl_xor_sync(FULL_WARP, m.sum.z, i);
+        m.sum.w += __shfl_xor_sync(FULL_WARP, m.sum.w, i);
     }
 }
 
-/* A warp merges the splits of a head, from `first` on. */
-DEVICE void merge_head(const gpu_attention &o, unsigned head, unsigned first, int n_splits, unsigned n, unsigned lane)
+/* Merge n splits, from `first` on, for 32 elements of a head, and publish these at `to`.  All
+ * threads of a block call it; warps have MERGED splits each in turn.  room: [GPU_TOKEN_WARPS]
+ * [GPU_TOKEN_SUM] floats, which are used if there are more. */
+enum { MERGED = 8 };
+DEVICE void merge_splits(float *to, unsigned phase, const token_sums &all, const float *sinks, unsigned head,
+                         unsigned of_32, unsigned first, int n, float *room)
 {
-    const token_sums of(o, n, head, first);
-    const float *at = of.values + (HEAD_RUN * lane < n ? HEAD_RUN * lane : 0);
-    float most = o.sinks ? o.sinks[head] : -INFINITY, total = o.sinks ? 1 : 0;
-    float4 sum = make_float4(0, 0, 0, 0);
+    const unsigned lane = threadIdx.x % 32, at = 4 * (lane % 8);
+    const int warp = (int)threadIdx.x / 32;
+    merged m = { NOTHING, 0, make_float4(0, 0, 0, 0) };
+    if (threadIdx.x < 8 && sinks)
+        m.most = sinks[head], m.total = 1;
+    if (n <= 4 && warp == 0)
+        add_splits<1>(m, all, head, of_32, first, n, lane);
 #pragma unroll 1
-    for (int from = 0; from < n_splits; from += 32) {
-        const float2 end = from + (int)lane < n_splits ? load_pair_shared_by_blocks(of.ends + 2 * (from + lane))
-                                                       : make_float2(-INFINITY, 0);
-        float4 x[2][4];
-        load_splits(x[0], at, n, n_splits - from);
-        const float before = most;
-        most = fmaxf(most, of_key(__reduce_max_sync(FULL_WARP, key_of(end.x))));
-        const float w = fast_exp(end.x - most);
-        if (from || o.sinks) {
-            const float by = fast_exp(before - most);
-            total *= by, sum.x *= by, sum.y *= by, sum.z *= by, sum.w *= by;
-        }
+    for (int from = MERGED * warp; n > 4 && from < n; from += MERGED * GPU_TOKEN_WARPS)
+        add_splits<MERGED / 4>(m, all, head, of_32, first + from, n - from, lane);
+    if (MERGED * warp < n)
+        merge_lanes(m);
+    if (n > MERGED) {
+        float *const mine = room + warp * GPU_TOKEN_SUM;
+        if (lane < 8)
+            *reinterpret_cast<float4 *>(mine + at) = m.sum;
+        if (lane == 0)
+            *reinterpret_cast<float2 *>(mine + 32) = make_float2(m.most, m.total);
+        __syncthreads();                /* the sums of all warps are there */
 #pragma unroll 1
-        for (int s = 0; s < 32 && from + s < n_splits; s += 8, at += 8 * n) {
-            const int left = n_splits - from - s;
-            if (s)
-                load_splits(x[0], at, n, left);
-            if (left > 4)
-                load_splits(x[1], at + 4 * n, n, left - 4);
-            merge_splits(sum, total, x[0], w, end.y, s);
-            if (left > 4)
-                merge_splits(sum, total, x[1], w, end.y, s + 4);
+        for (int w = 1; warp == 0 && w < GPU_TOKEN_WARPS && w * MERGED < n; w++) {
+            const float *const one = room + w * GPU_TOKEN_SUM;
+            raise_merged(m, fmaxf(m.most, one[32]));
+            add_merged(m, one[32], one[33], *reinterpret_cast<const float4 *>(one + at));
         }
+        __syncthreads();                /* they are read */
     }
-    if (HEAD_RUN * lane >= n)
+    if (threadIdx.x >= 8)
         return;
-    /* GPU_ACT_LANES: this lane's four are every other one of eight.  They need no clamping */
-    const float by = 1 / (ACT_UNIT * total);
-    uint16_t *const to = o.act + ((head * n + HEAD_RUN * lane) & ~7u) + lane % 2;
-    const uint32_t low = pack_half(sum.x * by, sum.y * by), high = pack_half(sum.z * by, sum.w * by);
-    to[0] = (uint16_t)low;
-    to[2] = (uint16_t)(low >> 16);
-    to[4] = (uint16_t)high;
-    to[6] = (uint16_t)(high >> 16);
+    scale_merged(m, EITHER(__fdividef(1, m.total), 1 / m.total));
+    grid_publish(to + at, m.sum, phase);
 }
 
 /* ---- a block's work ---- */
 
-/* Attend to a split, with all threads of a block.  block: the numbers of its KV blocks.  shared:
- * gpu_token_split_bytes(), 16-byte aligned.  All threads call wait() once, when their copies are
- * there: after it they may read what all threads have copied, and what other blocks have
- * computed. */
-template <class WAIT>
-DEVICE void attend_to_split(const gpu_attention &o, const token_split &j, const int32_t *block, uint8_t *shared,
-                            WAIT wait)
+/* Attend to a split, with all threads of a block, and send the sums.  block: the numbers of its KV
+ * blocks; phase: of the parts of q, k and v.  shared: gpu_token_split_bytes(), 16-byte aligned; the
+ * caller's threads may still use what lies before room.keys.  After it they may still read all of
+ * it. */
+DEVICE void attend_to_split(const gpu_attention &o, const token_split &j, const int32_t *block,
+                            const token_sums &all, unsigned phase, uint8_t *shared)
 {
     const unsigned thread = threadIdx.x, lane = thread % 32, n = o.head_dim, part = o.kv.blocks.part;
     const int warp = (int)(thread / 32);
@@ -556,17 +614,15 @@ DEVICE void attend_to_split(const gpu_attention &o, const token_split &j, const 
     const int h = warp < j.share ? j.first_head + warp : j.kv_head, n_prepared = j.share + (j.has_newest() ? 2 : 0);
     uint8_t *const head = o.kv.blocks.base + o.kv.blocks.layer_offset + j.kv_head * 2 * part;
     head_factors f;
-    if (!j.idle()) {
-        copy_token_split(room, o.kv.blocks, j, head, block, n, thread);
-        if (warp < n_prepared)
-            f.load(o.prepare, kind, h, o.scale, j.pos, lane);
-    }
-    copy_wait<0>();
-    wait();
     if (j.idle())
         return;
+    copy_token_split(room, o.kv.blocks, j, head, block, n, thread);
     if (warp < n_prepared)
-        prepare_token_head(room, o, j, kind, h - j.first_head, f, room.head + warp * n, head, block, lane);
+        f.load(o.prepare, kind, h, o.scale, j.pos, lane);
+    copy_wait<0>();
+    __syncthreads();                    /* the copies are there, and the rest of the room is free */
+    if (warp < n_prepared)
+        prepare_token_head(room, o, j, kind, h - j.first_head, f, room.head + warp * n, head, block, phase, lane);
     else if (j.has_newest())
         clear_after_newest(room, j, part, n, thread - 32 * n_prepared, TOKEN_THREADS - 32 * n_prepared);
     __syncthreads();                    /* queries, the newest key and value are there */
@@ -581,12 +637,9 @@ DEVICE void attend_to_split(const gpu_attention &o, const token_split &j, const 
         weigh_block(s, room, warp, lane);
     __syncthreads();                    /* the weights are there */
     if (warp == SPLIT_KV)
-        add_token_weights(o, room, j, n, lane);
+        add_token_weights(all, room, j, lane);
     else if (16 * warp < (int)n)
-        add_token_values(o, room, j, part, n, 16 * warp, lane);
-    const unsigned first = (unsigned)j.begin / GPU_SPLIT, n_splits = (unsigned)j.pos / GPU_SPLIT - first + 1;
-    if (grid_last(o.arrived + j.kv_head, n_splits, room.last) && warp < j.share)
-        merge_head(o, j.first_head + warp, first, (int)n_splits, n, lane);
+        add_token_values(all, room, j, part, n, 16 * warp, lane);
 }
 
 #endif

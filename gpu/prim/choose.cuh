@@ -119,8 +119,10 @@ DEVICE ranks ranks_of(const gpu_route &r, float *room)
     return k;
 }
 
-/* Store the outputs of a list, or scores that depend on nothing else, and the keys. */
-template <class OUTPUT> DEVICE void key_list(const gpu_route &r, const ranks &k, int list, int lane, OUTPUT output)
+/* Store the outputs of a list, or scores that depend on nothing else, and the keys.  raw: outputs
+ * are stored as they are. */
+template <class OUTPUT>
+DEVICE void key_list(const gpu_route &r, const ranks &k, int list, int lane, bool raw, OUTPUT output)
 {
     const int i = 32 * list + lane;
     float x = 0;
@@ -128,7 +130,7 @@ template <class OUTPUT> DEVICE void key_list(const gpu_route &r, const ranks &k,
     if (i < r.n_experts) {
         x = output(i);
         mine = key_of(x);
-        if (r.router == GPU_ROUTER_SIGMOID || r.router == GPU_ROUTER_SQRT_SOFTPLUS) {
+        if (!raw && (r.router == GPU_ROUTER_SIGMOID || r.router == GPU_ROUTER_SQRT_SOFTPLUS)) {
             x = score_of(r.router, x, 0);
             mine = r.correction ? key_of(x + r.correction[i]) : mine;
         }
@@ -182,9 +184,9 @@ DEVICE int rank_best(const gpu_route &r, const ranks &k, int *chosen, int lane)
     return lane < r.top_k ? chosen[lane] : 0;
 }
 
-/* GPU_ROUTER_SOFTMAX: store scores before they are divided by their sum.  Returns the lane's part
- * of the sum, as in score_all(). */
-DEVICE float score_lists(const gpu_route &r, const ranks &k, int lane)
+/* GPU_ROUTER_SOFTMAX: store scores of outputs times `by` before they are divided by their sum.
+ * Returns the lane's part of the sum, as in score_all(). */
+DEVICE float score_lists(const gpu_route &r, const ranks &k, float by, int lane)
 {
     uint32_t best = 0;
     float sum = 0;
@@ -193,10 +195,10 @@ DEVICE float score_lists(const gpu_route &r, const ranks &k, int lane)
         const uint32_t key = k.key[64 * list + lane];
         best = key > best ? key : best;
     }
-    const float most = of_key(__reduce_max_sync(FULL_WARP, best));
+    const float most = of_key(__reduce_max_sync(FULL_WARP, best)) * by;
 #pragma unroll 4
     for (int i = lane; i < r.n_experts; i += 32) {
-        const float score = score_of(GPU_ROUTER_SOFTMAX, k.output[i], most);
+        const float score = score_of(GPU_ROUTER_SOFTMAX, k.output[i] * by, most);
         k.output[i] = score;
         sum += score;
     }
@@ -206,27 +208,31 @@ DEVICE float score_lists(const gpu_route &r, const ranks &k, int lane)
 /* Warps with a task of their own in the choice of the only token's experts. */
 enum { CHOICE_WEIGHING, CHOICE_SORTING };
 
-/* Choose the experts of the only token with all threads of a block of WARPS warps, where
- * gpu_chooses_only() allows it.  output(i): the router's output i; lane l of warp w asks for output
- * 32 * (w + n * WARPS) + l.  room: gpu_choose_only_bytes().  Lane k of the two warps above returns
- * the k-th expert; weigh_only() may follow after a __syncthreads(). */
-template <int WARPS, class OUTPUT> DEVICE int choose_ids(const gpu_route &r, float *room, OUTPUT output)
+/* Choose the experts of the only token with the threads of the first WARPS warps of a block, whose
+ * barrier is sync(), where gpu_chooses_only() allows it.  output(i): the router's output i; lane l
+ * of warp w asks for output 32 * (w + n * WARPS) + l.  raw: it is not multiplied yet by a factor
+ * above 0 on which the choice does not depend: the router has no correction.  room:
+ * gpu_choose_only_bytes().  Lane k of the two warps above returns the k-th expert; weigh_only() may
+ * follow after a barrier of all threads. */
+template <int WARPS, class OUTPUT, class SYNC>
+DEVICE int choose_ids(const gpu_route &r, float *room, bool raw, OUTPUT output, SYNC sync)
 {
     enum { SHARING = WARPS - 2, SCORING };
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const ranks k = ranks_of(r, room);
-    const bool softmax = r.router == GPU_ROUTER_SOFTMAX, shares = warp == SHARING && lane == 0 && r.choice.shared;
+    const bool scores = r.router == GPU_ROUTER_SOFTMAX && !raw,
+               shares = warp == SHARING && lane == 0 && r.choice.shared;
     const float shared = shares ? output(r.n_experts) : 0;
     for (int list = warp; list < k.n_lists; list += WARPS)
-        key_list(r, k, list, lane, output);
-    __syncthreads();                    /* the keys are there */
+        key_list(r, k, list, lane, raw, output);
+    sync();                             /* the keys are there */
     if (shares)
         r.choice.shared[0] = sigmoid(shared);
-    float sum = warp == SCORING && softmax ? score_lists(r, k, lane) : 0;
+    float sum = warp == SCORING && scores ? score_lists(r, k, 1, lane) : 0;
     for (int list = warp; list < k.n_lists; list += WARPS)
         rank_list(k, list, lane);
-    __syncthreads();                    /* the lists are there */
-    if (warp == SCORING) {
+    sync();                             /* the lists are there */
+    if (warp == SCORING && scores) {
         sum = warp_sum(sum);
         if (lane == 0)
             *k.sum = sum;
@@ -234,15 +240,24 @@ template <int WARPS, class OUTPUT> DEVICE int choose_ids(const gpu_route &r, flo
     return warp <= CHOICE_SORTING ? rank_best(r, k, k.chosen + 32 * warp, lane) : 0;
 }
 
-/* Store the experts of choose_ids() and their weights.  Only the warp CHOICE_WEIGHING calls it, and
- * its lane k returns the weight of the k-th. */
-DEVICE float weigh_only(const gpu_route &r, float *room, int id)
+/* Store the experts of choose_ids() and their weights.  by: the factor of raw outputs; 0: they were
+ * not raw.  Only the warp CHOICE_WEIGHING calls it, and its lane k returns the weight of the
+ * k-th. */
+DEVICE float weigh_only(const gpu_route &r, float *room, float by, int id)
 {
     const ranks k = ranks_of(r, room);
     const int lane = threadIdx.x % 32;
-    float score = lane < r.top_k ? k.output[id] : 0;
+    float sum = 1, score = 0;
+    if (r.router == GPU_ROUTER_SOFTMAX) {
+        sum = by > 0 ? warp_sum(score_lists(r, k, by, lane)) : *k.sum;
+        __syncwarp();                   /* the scores are there */
+    }
+    if (lane < r.top_k)
+        score = k.output[id];
     if (r.router == GPU_ROUTER_SOFTMAX)
-        score /= *k.sum;
+        score /= sum;
+    else if (by > 0)
+        score = r.router == GPU_ROUTER_TOP_SOFTMAX ? score * by : score_of(r.router, score * by, 0);
     score = weight_of(r, score, lane);
     if (lane < r.top_k) {
         r.choice.id[lane] = r.pos[0] < 0 ? -1 : id;
@@ -255,12 +270,13 @@ DEVICE float weigh_only(const gpu_route &r, float *room, int id)
  * threads may read them, and write to the room, after a __syncthreads(). */
 template <int WARPS, class OUTPUT> DEVICE void choose_only(const gpu_route &r, float *room, OUTPUT output)
 {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, id = choose_ids<WARPS>(r, room, output);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32,
+              id = choose_ids<WARPS>(r, room, false, output, [] { __syncthreads(); });
     if (warp == CHOICE_SORTING && r.sort)
         sort_one(r, lane < r.top_k && r.pos[0] >= 0 ? id : -1, lane);
     __syncthreads();                    /* the scores and their sum are there */
     if (warp == CHOICE_WEIGHING)
-        weigh_only(r, room, id);
+        weigh_only(r, room, 0, id);
 }
 
 #endif

@@ -1,4 +1,5 @@
-/* grid.cuh - a barrier of all blocks of a launch made by launch_together() (launch.cuh).
+/* grid.cuh - a barrier of all blocks of a launch made by launch_together() (launch.cuh), and words
+ * that they leave to each other.
  *
  * A block arrives, may then do work that does not depend on the others (prefetch its next weights),
  * and waits.  Counters count the arrivals of blocks and only grow during a launch: the wait after
@@ -7,7 +8,7 @@
  * acquire by another, and its block's barrier.  Loads through the read-only cache (load_stream) are
  * not ordered: they may only read what no block of the launch writes.
  *
- * A block may also send single floats to another one, which waits for them and for nothing else.
+ * Blocks may also give each other single floats, and wait for these and for nothing else.
  *
  * One counter takes about one arrival a cycle, so the blocks of a large grid would wait for each
  * other: it is divided into GPU_GRID_COUNTERS, each in a line of L2 of its own. */
@@ -61,49 +62,155 @@ DEVICE void grid_wait(const unsigned *arrived, unsigned n)
     __syncthreads();                    /* the first threads have waited */
 }
 
-/* Send y by way of a word that is 0.  The word holds the float and a flag, so it needs no fence; it
- * orders nothing else. */
-DEVICE void grid_send(uint64_t *to, float y)
+/* ---- floats for other blocks ---- */
+
+/* A word of 32 bits arrives as a whole.  The words below tell by their own bits whether they have
+ * arrived, so the float is there two latencies of L2 after its store, without a fence, a barrier
+ * and a load after it.  They order nothing else.
+ *
+ * A published word is read by any number of blocks.  Its lowest bit is the phase, 0 or 1, which is
+ * another one each time that the same word is published.  All blocks that collect it must have done
+ * so before the next time: a barrier of all blocks comes in between.  The bit costs up to 2^-23 of
+ * the float; an infinite one may become NaN.
+ *
+ * A sent word is received by one block alone, which leaves it empty.  It may be sent again when a
+ * barrier of all blocks has ordered this after it. */
+
+#ifdef __CUDACC__
+DEVICE void store_word(float *to, uint32_t word)
 {
-    const uint64_t word = (uint64_t)bits_of(y) << 32 | 1;
-    EITHER(asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" :: "l"(to), "l"(word) : "memory"),
-           emulated_grid_send(to, word));
+    asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" :: "l"(to), "r"(word) : "memory");
+}
+template <int N, class PLACE> DEVICE void load_words(uint4 (&v)[N], PLACE place)
+{
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+                     : "=r"(v[i].x), "=r"(v[i].y), "=r"(v[i].z), "=r"(v[i].w) : "l"(place(i)) : "memory");
+}
+/* a | (b ^ c); of single bits the compiler would make predicates, which takes three times as
+ * many instructions */
+DEVICE uint32_t or_xor(uint32_t a, uint32_t b, uint32_t c)
+{
+    asm("lop3.b32 %0, %0, %1, %2, 0xf6;" : "+r"(a) : "r"(b), "r"(c));
+    return a;
+}
+#else
+static_assert(GPU_GRID_EMPTY == EMULATED_GRID_EMPTY, "the emulation knows empty words");
+#endif
+DEVICE float4 floats_of(const uint4 &v)
+{
+    return make_float4(float_of(v.x), float_of(v.y), float_of(v.z), float_of(v.w));
 }
 
-/* Wait for the float that another block sends, and set the word to 0.  The next one may be sent
- * when a barrier of all blocks has ordered it after this. */
-DEVICE float grid_receive(uint64_t *from)
+DEVICE void grid_publish(float *to, float y, unsigned phase)
+{
+    const uint32_t word = (bits_of(y) & ~1u) | phase;
+    EITHER(store_word(to, word), emulated_grid_publish(to, word));
+}
+
+DEVICE void grid_publish(float *to, const float4 &y, unsigned phase)
 {
 #ifdef __CUDACC__
-    uint64_t word;
-    do
-        asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(word) : "l"(from) : "memory");
-    while (word == 0);
-    asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" :: "l"(from), "l"((uint64_t)0) : "memory");
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %2, %3, %4};"
+                 :: "l"(to), "r"((bits_of(y.x) & ~1u) | phase), "r"((bits_of(y.y) & ~1u) | phase),
+                    "r"((bits_of(y.z) & ~1u) | phase), "r"((bits_of(y.w) & ~1u) | phase) : "memory");
 #else
-    const uint64_t word = emulated_grid_receive(from);
+    grid_publish(to, y.x, phase);
+    grid_publish(to + 1, y.y, phase);
+    grid_publish(to + 2, y.z, phase);
+    grid_publish(to + 3, y.w, phase);
 #endif
-    return float_of((uint32_t)(word >> 32));
 }
 
-/* All threads call it, after they have written: count this block at *arrived, which is 0 before the
- * first.  Returns true in all threads of the last of n blocks, which may then read what all of them
- * have written, and sets *arrived to 0: for a block that counts there after another barrier.  room:
- * a word of shared memory that nothing else writes. */
-DEVICE bool grid_last(unsigned *arrived, unsigned n, unsigned *room)
+/* Wait until four floats of a phase are there from each place(i) on, a multiple of 16 bytes.  All
+ * loads start before the first one is checked: no place depends on a condition that would become a
+ * branch. */
+template <int N, class PLACE> DEVICE void grid_collect(float4 (&y)[N], unsigned phase, PLACE place)
 {
-    __syncthreads();                    /* all threads have written, and have read the answer before */
-    if (threadIdx.x == 0) {
-        unsigned before;
-        EITHER(asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(arrived) : "memory"),
-               before = atomicAdd(arrived, 1u));
-        *room = before + 1 == n;
-        if (before + 1 == n)
-            *arrived = 0;
+#ifdef __CUDACC__
+    uint32_t differ;
+    do {
+        uint4 v[N];
+        load_words(v, place);
+        differ = 0;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            uint32_t one = 0;
+            for (int k = 0; k < 4; k++)
+                one = or_xor(one, word_of(v[i], k), phase);
+            differ |= one;
+            y[i] = floats_of(v[i]);
+        }
+    } while (differ & 1);
+#else
+    for (int i = 0; i < N; i++) {
+        float *const to[4] = { &y[i].x, &y[i].y, &y[i].z, &y[i].w };
+        for (int k = 0; k < 4; k++)
+            *to[k] = float_of(emulated_grid_collect(place(i) + k, phase));
     }
-    __syncthreads();                    /* the answer is there */
-    return *room;
+#endif
 }
+
+DEVICE void grid_send(float *to, float y)
+{
+    const uint32_t word = bits_of(y) == GPU_GRID_EMPTY ? bits_of(NAN) : bits_of(y);
+    EITHER(store_word(to, word), emulated_grid_send(to, word));
+}
+
+/* Wait for a float, and leave its word empty. */
+DEVICE float grid_receive(float *from)
+{
+#ifdef __CUDACC__
+    uint32_t word;
+    do
+        asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(word) : "l"(from) : "memory");
+    while (word == GPU_GRID_EMPTY);
+    store_word(from, GPU_GRID_EMPTY);
+#else
+    const uint32_t word = emulated_grid_receive(from);
+    emulated_grid_empty(from);
+#endif
+    return float_of(word);
+}
+
+/* The same for four floats from each place(i) on, which several threads may receive.  When all of
+ * them have, one thread calls grid_empty() for these words. */
+template <int N, class PLACE> DEVICE void grid_receive(float4 (&y)[N], PLACE place)
+{
+#ifdef __CUDACC__
+    bool empty;
+    do {
+        uint4 v[N];
+        load_words(v, place);
+        empty = false;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+            for (int k = 0; k < 4; k++)
+                empty |= word_of(v[i], k) == GPU_GRID_EMPTY;
+            y[i] = floats_of(v[i]);
+        }
+    } while (empty);
+#else
+    for (int i = 0; i < N; i++) {
+        float *const to[4] = { &y[i].x, &y[i].y, &y[i].z, &y[i].w };
+        for (int k = 0; k < 4; k++)
+            *to[k] = float_of(emulated_grid_receive(place(i) + k));
+    }
+#endif
+}
+DEVICE void grid_empty(float *four)
+{
+#ifdef __CUDACC__
+    asm volatile("st.relaxed.gpu.global.v4.u32 [%0], {%1, %1, %1, %1};" :: "l"(four), "r"(GPU_GRID_EMPTY)
+                 : "memory");
+#else
+    for (int k = 0; k < 4; k++)
+        emulated_grid_empty(four + k);
+#endif
+}
+
+/* ---- the end of a launch ---- */
 
 /* All threads of a block that has waited after all others have: the next launch starts from 0. */
 DEVICE void grid_reset(unsigned *arrived)

@@ -82,12 +82,6 @@ template <int N> DEVICE void less_registers() { EITHER(asm volatile("setmaxnreg.
 
 /* ---- products of a warpgroup, which is 4 warps, numbered from a multiple of 4 on ---- */
 
-/* __syncthreads() of this warpgroup, the block's warpgroup number i. */
-DEVICE void warpgroup_sync(int i)
-{
-    EITHER(asm volatile("barrier.sync %0, 128;" :: "r"(i + 1) : "memory"), ((void)i, emulated_warpgroup_sync()));
-}
-
 /* Descriptor of a matrix B in the layout of tensor_load, k along the rows: groups of eight rows
  * 1024 bytes apart, swizzled by 128 bytes; the leading offset is unused.  Adding 2 advances k by
  * 16. */

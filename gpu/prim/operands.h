@@ -22,6 +22,8 @@ extern "C" {
 
 /* The counters of a barrier of all blocks (grid.cuh), each in a line of 128 bytes. */
 enum { GPU_GRID_COUNTERS = 4, GPU_GRID_LINE = 32, GPU_GRID_WORDS = GPU_GRID_COUNTERS * GPU_GRID_LINE };
+/* The word of a float that no block has sent yet: a NaN that no operation has as its result. */
+#define GPU_GRID_EMPTY 0xffffffffu
 
 /* The form of struct mat that kernels take.  data: in device memory, the bytes of the file. */
 struct gpu_mat {

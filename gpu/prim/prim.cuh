@@ -206,13 +206,19 @@ static inline uint32_t emulated_pair(float a, float b) { return (uint32_t)f32_to
 DEVICE float half_low(uint32_t u) { return EITHER(__low2float(as_half2(u)), f16_to_f32((f16)u)); }
 DEVICE float half_high(uint32_t u) { return EITHER(__high2float(as_half2(u)), f16_to_f32((f16)(u >> 16))); }
 DEVICE uint32_t pack_half(float a, float b) { return EITHER(from_half2(__floats2half2_rn(a, b)), emulated_pair(a, b)); }
-/* pack_half with values that are too large for f16 clamped to the largest f16. */
+/* pack_half with values that are too large for f16 clamped to the largest f16.  They are infinite
+ * before that; a NaN stays one. */
 DEVICE uint32_t pack_half_clamped(float a, float b)
 {
+#ifdef __CUDACC__
+    uint32_t y = pack_half(a, b);
+    asm("min.NaN.f16x2 %0, %0, %1;" : "+r"(y) : "r"(0x7bff7bffu));
+    asm("max.NaN.f16x2 %0, %0, %1;" : "+r"(y) : "r"(0xfbfffbffu));
+    return y;
+#else
     const float most = 65504;
-    a = a > most ? most : a < -most ? -most : a;
-    b = b > most ? most : b < -most ? -most : b;
-    return pack_half(a, b);
+    return pack_half(a > most ? most : a < -most ? -most : a, b > most ? most : b < -most ? -most : b);
+#endif
 }
 DEVICE uint32_t half_mul(uint32_t a, uint32_t b)
 {
@@ -418,6 +424,12 @@ DEVICE float block_sum(float x, float *room)
     for (int i = 0; i < n_warps; i++)
         sum += room[i];
     return sum;
+}
+
+/* __syncthreads() of the block's warpgroup number i: 4 warps from a multiple of 4 on. */
+DEVICE void warpgroup_sync(int i)
+{
+    EITHER(asm volatile("barrier.sync %0, 128;" :: "r"(i + 1) : "memory"), ((void)i, emulated_warpgroup_sync()));
 }
 
 /* Count the arrival of this block at *arrived, which is 0 before the first one.  Returns true in

@@ -170,9 +170,14 @@ void emulated_wgmma_wait(int n);
 /* grid.cuh: count an arrival of this block; wait until *arrived is at least n. */
 void emulated_grid_arrive(unsigned *arrived);
 void emulated_grid_wait(const unsigned *arrived, unsigned n);
-/* Store a word that is not 0; wait for one, and set it to 0. */
-void emulated_grid_send(uint64_t *to, uint64_t word);
-uint64_t emulated_grid_receive(uint64_t *from);
+/* Words (GPU_GRID_EMPTY): store one of a phase; wait for it; send one; wait for one that is not
+ * empty; empty it. */
+void emulated_grid_publish(float *to, uint32_t word);
+uint32_t emulated_grid_collect(const float *from, unsigned phase);
+void emulated_grid_send(float *to, uint32_t word);
+uint32_t emulated_grid_receive(const float *from);
+enum : uint32_t { EMULATED_GRID_EMPTY = 0xffffffff };
+void emulated_grid_empty(float *word);
 
 /* together: made by launch_together(). */
 struct emulated_shape { dim3 grid; int threads; size_t shared; bool together; };

@@ -449,28 +449,54 @@ void emulated_grid_wait(const unsigned *arrived, unsigned n)
 }
 
 /* These accesses order no others, so the blocks' clocks stay as they are. */
-void emulated_grid_send(uint64_t *to, uint64_t word)
+/* The word, checked as one that other blocks may access, too. */
+static uint32_t *word_at(const float *p, const char *what)
 {
-    if (!can_meet("grid_send"))
-        return;
+    if (!can_meet(what))
+        return nullptr;
     if (checking && m.together)
-        check(to, sizeof *to, BLOCKS_ATOMIC);
-    if (*to)
-        complain("grid_send of a float before the last one has been received");
-    *to = word;
+        check(p, sizeof *p, BLOCKS_ATOMIC);
+    return reinterpret_cast<uint32_t *>(const_cast<float *>(p));
 }
 
-uint64_t emulated_grid_receive(uint64_t *from)
+void emulated_grid_publish(float *to, uint32_t word)
 {
-    if (!can_meet("grid_receive"))
-        return 0;
-    while (!*from)
-        wait_for(reinterpret_cast<const unsigned *>(from), "grid_receive");
-    if (checking && m.together)
-        check(from, sizeof *from, BLOCKS_ATOMIC);
-    const uint64_t word = *from;
-    *from = 0;
-    return word;
+    uint32_t *const p = word_at(to, "grid_publish");
+    if (p && (*p & 1) == (word & 1))
+        complain("grid_publish of a float in the phase of the last one");
+    if (p)
+        *p = word;
+}
+
+uint32_t emulated_grid_collect(const float *from, unsigned phase)
+{
+    const uint32_t *const p = word_at(from, "grid_collect");
+    while (p && (*p & 1) != phase)
+        wait_for(p, "grid_collect");
+    return p ? *p : 0;
+}
+
+void emulated_grid_send(float *to, uint32_t word)
+{
+    uint32_t *const p = word_at(to, "grid_send");
+    if (p && *p != EMULATED_GRID_EMPTY)
+        complain("grid_send of a float before the last one has been received");
+    if (p)
+        *p = word;
+}
+
+uint32_t emulated_grid_receive(const float *from)
+{
+    const uint32_t *const p = word_at(from, "grid_receive");
+    while (p && *p == EMULATED_GRID_EMPTY)
+        wait_for(p, "grid_receive");
+    return p ? *p : 0;
+}
+
+void emulated_grid_empty(float *word)
+{
+    if (uint32_t *const p = word_at(word, "grid_empty"))
+        *p = EMULATED_GRID_EMPTY;
 }
 
 /* Called by emulated_hopper.cc. */

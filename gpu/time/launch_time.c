@@ -74,8 +74,11 @@ static double add_round(const struct timed_gpu *g, const struct timed_launch *l,
 double timed_gap(const struct timed_gpu *g) { return g->dependent_s > 0 ? g->dependent_s : g->launch_s; }
 
 /* A barrier: the fence after a block's last store, the count, and the load that sees it.  L2 counts
- * one arrival at a counter in a cycle (assumed). */
-enum { FENCE = 1, COUNT_AND_LOAD = 2 /* latencies of L2 */ };
+ * one arrival at a counter in a cycle (assumed).  A word: its store, and the load that sees it,
+ * which is the load of what the stage reads first.  Words are loaded again and again, so the last
+ * load waits until the one before it has ended, which takes longer than a latency if there are
+ * many. */
+enum { FENCE = 1, COUNT_AND_LOAD = 2, WORD = 2 /* latencies of L2 */ };
 static double barrier_seconds(const struct timed_gpu *g)
 {
     return ((FENCE + COUNT_AND_LOAD) * g->l2_cycles + (double)g->n_sms / GPU_GRID_COUNTERS) / g->clock;
@@ -84,7 +87,8 @@ static double barrier_seconds(const struct timed_gpu *g)
 /* The time before a launch, or a stage, from the end of the one before it. */
 static double time_before(const struct timed_gpu *g, const struct timed_launch *before, const struct timed_launch *l)
 {
-    return l->stage > 0 ? barrier_seconds(g)
+    return l->words > 0 ? WORD * g->l2_cycles / g->clock + fmax(0, l->words / g->l2 - g->l2_cycles / g->clock)
+           : l->stage > 0 ? barrier_seconds(g)
            : l->follows && !l->together && !(before && before->together) ? timed_gap(g) : g->launch_s;
 }
 
@@ -121,10 +125,10 @@ static struct head_start head_start_of(const struct timed_gpu *g, const struct t
               beside = l->stage == 0 && on_one <= fits ? fit_beside(g, l, room_of(before), on_one) : 0;
     const double rate = g->memory * g->memory_share, latency = g->memory_cycles / g->clock,
                  at_once = fmin(l->active, (double)g->n_sms * resident(g, l)),
-                 /* at a barrier: from the end of the loop, or if no warp ends before the arrival,
-                  * from there; and in blocks without work in the stage before */
-                 fence = before->frees > 0 ? FENCE : 0,
-                 ahead = l->stage > 0 ? wait_seconds(g, 0, COUNT_AND_LOAD + fence, before->frees) : timed_gap(g),
+                 /* at a barrier or word: from the end of the loop, or if no warp ends before the
+                  * arrival, from there; and in blocks without work in the stage before */
+                 fence = before->frees > 0 ? FENCE : 0, meeting = l->words > 0 ? WORD : COUNT_AND_LOAD + fence,
+                 ahead = l->stage > 0 ? wait_seconds(g, 0, meeting, before->frees) : timed_gap(g),
                  free = l->stage > 0 ? fmax(g->n_sms - (double)before->active, 0) : (double)g->n_sms * beside,
                  some = l->stage > 0 ? 0 : 1,           /* of idle time: all blocks have it */
                  lone = ahead + alone_seconds(g, before), waits = wait_seconds(g, 0, l->early_l2, l->early_cycles),
@@ -146,8 +150,9 @@ struct timed_cost timed_launch_cost(const struct timed_gpu *g, const struct time
     const struct head_start h = head_start_of(g, before, l);
     struct head_start first = h;
     const double setup = wait_seconds(g, l->setup_memory, l->setup_l2, l->setup_cycles),
-                 /* instead of first weights a block then waits for its first activations */
-                 saved = fmin(h.seconds, fmax(g->memory_cycles - g->l2_cycles, 0) / g->clock);
+                 /* instead of first weights a block then waits for its first activations, unless
+                  * they are words, which are there */
+                 saved = fmin(h.seconds, fmax(g->memory_cycles - (l->words > 0 ? 0 : g->l2_cycles), 0) / g->clock);
     double sum[N_CAUSES] = { [LAUNCH] = time_before(g, before, l),
                              /* other blocks of the multiprocessor hide the waits of later rounds */
                              [WAITS] = setup * (1 + (rounds > 1 ? rounds - 1 : 0) / resident(g, l)) - saved +

@@ -10,24 +10,34 @@
 enum {
     THREADS = 32 * GPU_TOKEN_WARPS,
     /* of nvcc's code for sm_90, along the path of a warp: cycles of the first warp after the last
-     * product of a unit (sums, a barrier, sums of 16 warps, a store); cycles of a copy of
-     * activations and a barrier; instructions of a warp in a stage outside of its turns (gate and
-     * up: twice as many), and for a norm of a run of columns */
-    REDUCE = 250,
-    COPY = 150,
+     * product of a unit (sums, a barrier, sums of 16 warps, a store), and the same of gate and up,
+     * with the activation; instructions of a warp for 256 activations that it collects, and cycles
+     * of a shuffle and a barrier after it; instructions of a warp in a stage outside of its turns
+     * (gate and up: twice as many) */
+    REDUCE = 210,
+    REDUCE_UP = 390,
+    COLLECT = 75,
+    COLLECT_WAITS = 85,
     OUTSIDE = 110,
-    NORM = 130,
-    NORM_WAITS = 200,                   /* cycles of shuffles and barriers that nothing hides */
+    /* instructions of a warp for the norm of 256 columns: to check that they have arrived; up to
+     * the squares; and from there on.  Cycles of shuffles, barriers and a root that nothing hides,
+     * before and after that */
+    NORM_COLLECTS = 26,
+    NORM_SQUARES = 75,
+    NORM = 105,
+    SQUARES_WAITS = 145,
+    NORM_WAITS = 75,
     CHOSEN = 100,                       /* addresses of the chosen experts, and a barrier */
     JOIN = 60,                          /* instructions of a warp to divide gate and up, and to join them */
     WEIGH = 16,                         /* and to multiply the sums of a turn of down, with its own scales */
     /* instructions of a warp: to start the copies of the router's columns and the norm's factors;
-     * for eight outputs of the router; of the first half of a norm, with the loads of an output.
-     * Cycles from a sum to an output */
+     * for eight outputs of the router.  Cycles from a sum to an output, and to weigh the experts */
     START_ROUTER = 75,
     OUTPUTS = 75,
-    NORM_SUM = 150,
     AS_OUTPUT = 40,
+    WEIGH_EXPERTS = 400,
+    /* cycles of an instruction of a warp that is alone */
+    LONE = 2,
 };
 
 /* ---- the models ---- */
@@ -195,19 +205,40 @@ static void count_turns(const struct token_walk *t, struct timed_launch *l, cons
     l->early = first * bytes;
     l->early_cycles = place_cycles(t, most);
     l->frees = REDUCE;
-    l->arriving = t->w->g->l2_cycles + COPY;
 }
 
-/* Every block adds the parts that a stage has left to the residual, and norms it. */
-static void count_norm(const struct token_walk *t, struct timed_launch *l, const struct gpu_turns *left)
+/* A block collects the activations of n turns of a tile, of 32 * steps each. */
+static void count_collected(const struct token_walk *t, struct timed_launch *l, const struct gpu_turns *d, int steps)
 {
-    const int cols = t->w->m->config.hidden_size, a_warp = 256, most = a_warp * GPU_TOKEN_WARPS;
-    double cycles = NORM_WAITS;
-    for (int rest = cols; rest > 0; rest -= most)
-        cycles += issue_cycles(t, NORM, (int)ceil_of(rest < most ? rest : most, a_warp));
+    const int n = d->per_tile % d->share == 0 ? d->share : d->per_tile, act = 32 * steps * n;
+    const double cycles = issue_cycles(t, COLLECT, (int)ceil_of(act, 256)) + COLLECT_WAITS;
     l->setup_cycles += cycles;
-    l->arriving = t->w->g->l2_cycles + cycles;
-    l->l2_bytes += left ? 4.0 * t->same.blocks * left->parts * t->w->m->config.hidden_size : 0;
+    l->arriving = cycles;
+    l->words = (double)l->active * sizeof(float) * act;
+    l->l2_bytes += l->words;
+}
+
+/* Cycles in which all warps issue so many instructions for 256 columns. */
+static double columns_cycles(const struct token_walk *t, int instructions)
+{
+    enum { A_WARP = 256, MOST = A_WARP * GPU_TOKEN_WARPS };
+    double cycles = 0;
+    for (int rest = t->w->m->config.hidden_size; rest > 0; rest -= MOST)
+        cycles += issue_cycles(t, instructions, (int)ceil_of(rest < MOST ? rest : MOST, A_WARP));
+    return cycles;
+}
+
+/* Every block adds the parts that a stage has left to the residual, and norms it.  collected: they
+ * are words. */
+static void count_norm(const struct token_walk *t, struct timed_launch *l, const struct gpu_turns *left, int collected)
+{
+    const double parts = left ? 4.0 * t->same.blocks * left->parts * t->w->m->config.hidden_size : 0,
+                 cycles = columns_cycles(t, NORM_SQUARES + NORM + (collected ? NORM_COLLECTS : 0)) + SQUARES_WAITS +
+                          NORM_WAITS;
+    l->setup_cycles += cycles;
+    l->arriving = (collected ? 0 : t->w->g->l2_cycles) + cycles;
+    l->words = collected ? parts : 0;
+    l->l2_bytes += parts;
     l->bytes += 4.0 * t->w->m->config.hidden_size;
 }
 
@@ -222,39 +253,48 @@ static void add_qkv(struct token_walk *t, const struct layer *l, int first)
     s.done = 8 * s.flop;
     s.l2_bytes = s.bytes;
     count_turns(t, &s, &t->qkv, m, 3);
-    count_norm(t, &s, first ? NULL : &t->down);
+    count_norm(t, &s, first ? NULL : &t->down, !first);
     stage(t, s);
 }
 
 /* Attention of the splits of a KV head.  Instructions of a warp, in nvcc's code for sm_90 with
  * heads of 128: to begin the copies; to load a head's factors; to prepare a head; for the scores
- * and the weights of a KV block, and for 16 elements of the values of 8; to merge up to 4 splits of
- * a head. */
+ * and the weights of a KV block; for 16 elements of the values, and of each four KV blocks of them;
+ * to merge up to 4 splits of 32 elements, for each 4 more of them, and for what each warp has
+ * merged. */
 static void add_attention(struct token_walk *t, int index)
 {
-    enum { BEGIN = 169, FACTORS = 120, PREPARE = 160, PRODUCTS = 363, MERGE = 190, KV_WARPS = GPU_SPLIT / 16,
+    enum { BEGIN = 169, FACTORS = 120, PREPARE = 190, SCORES = 230, VALUES = 41, VALUES_OF_4 = 46,
+           MERGE = 115, MERGE_MORE = 35, MERGE_WARPS = 40, MERGED = 8 /* splits of a warp at a time */,
            /* cycles that nothing hides, of 4 barriers, of shuffles of a norm and a maximum, and of
-            * products that follow each other; and of 2 barriers and shuffles in the merge */
-           WAITS = 400, MERGE_WAITS = 100,
+            * products that follow each other; and of shuffles and powers in the merge */
+           WAITS = 400, MERGE_WAITS = 160,
            /* of a row of queries or weights: two f16 for each; a warp reads all of them */
            PAIR_BYTES = 4 };
     const struct walk *w = t->w;
     const struct config *c = &w->m->config;
     const int share = c->n_heads / c->n_kv_heads, dim = c->head_dim, n = walk_seen(w, index),
-              n_splits = (int)ceil_of(n, GPU_SPLIT);
+              max_splits = (int)ceil_of(n, GPU_SPLIT),
+              size = 1 << gpu_token_log_split(max_splits, c->n_kv_heads, (int)t->same.blocks),
+              n_splits = (int)ceil_of(n, size), kv_warps = size / 16, value_warps = dim / 16;
     const unsigned jobs = (unsigned)(n_splits * c->n_kv_heads);
-    const double kv = 4.0 * n * dim * c->n_kv_heads, sums = 4.0 * c->n_heads * n_splits * (dim + 2),
-                 raw = 4.0 * t->qkv.parts * dim * (c->n_heads * n_splits + 2.0 * c->n_kv_heads),
-                 /* a third of it is of the splits */
-                 merge = issue_cycles(t, MERGE * (2 + ceil_of(n_splits, 4)) / 3.0, share) + MERGE_WAITS;
+    const double kv = 4.0 * n * dim * c->n_kv_heads,
+                 sums = 4.0 * c->n_heads * n_splits * (dim / 32 * GPU_TOKEN_SUM),
+                 raw = 4.0 * t->qkv.parts * dim * (c->n_heads * n_splits + 2.0 * c->n_kv_heads);
+    /* warps merge groups of splits, each some of them one after the other, and then one warp what
+     * each has merged */
+    const int groups = (int)ceil_of(n_splits, MERGED), warps = groups < GPU_TOKEN_WARPS ? groups : GPU_TOKEN_WARPS,
+              turns = (int)ceil_of(groups, GPU_TOKEN_WARPS), more = n_splits <= 4 ? 0 : 2 * turns - 1;
+    const double merge = LONE * (MERGE + MERGE_MORE * more + (warps > 1 ? MERGE_WARPS * warps : 0)) + MERGE_WAITS;
     stage(t, (struct timed_launch){
-        .what = "attention", .part = TIMED_ATTENTION, .active = jobs, .bytes = kv, .l2_bytes = kv + 2 * sums + raw,
-        .issue = (double)jobs * PRODUCTS * KV_WARPS,
-        .shared_bytes = kv + (double)jobs * KV_WARPS * PAIR_BYTES * GPU_ATTN_GROUP * (dim + GPU_SPLIT),
-        .setup_memory = 1,              /* the parts */
+        .what = "attention", .part = TIMED_ATTENTION, .active = jobs, .bytes = kv, .words = raw,
+        .l2_bytes = kv + 3 * sums + raw,        /* a store, a load, and a store that empties it */
+        .issue = (double)jobs * (SCORES * kv_warps + (VALUES + VALUES_OF_4 * kv_warps / 4) * value_warps),
+        .shared_bytes = kv + (double)jobs * PAIR_BYTES * GPU_ATTN_GROUP * (kv_warps * dim + value_warps * size),
+        .setup_memory = 1,              /* the copies */
         .setup_cycles = issue_cycles(t, PREPARE, share + 2) + WAITS, .early = kv / jobs,
         .early_cycles = issue_cycles(t, BEGIN, GPU_TOKEN_WARPS) + issue_cycles(t, FACTORS, share + 2),
-        .alone_l2 = 3,                  /* a fence, the count, the sums */
+        .alone_l2 = 2 + turns - 1,      /* the sums, as words */
         .alone_cycles = merge });
 }
 
@@ -293,9 +333,9 @@ static void add_o(struct token_walk *t, const struct layer *l, int moe)
 {
     struct timed_launch s = { .what = "o", .part = TIMED_LINEAR, .bytes = (double)l->o.w.size,
                               .flop = product(&l->o.w, 1), .done = 8 * product(&l->o.w, 1),
-                              .l2_bytes = (double)l->o.w.size + 2.0 * t->same.blocks * l->o.w.cols,
-                              .setup_cycles = COPY + REDUCE };
+                              .l2_bytes = (double)l->o.w.size, .setup_cycles = REDUCE };
     count_turns(t, &s, &t->o, (const struct mat *const[]){ &l->o.w }, 1);
+    count_collected(t, &s, &t->o, GPU_TURN_STEPS(l->o.w.type));
     if (moe)
         count_outputs(t, &s, &l->router.w, &t->o);
     stage(t, s);
@@ -311,12 +351,13 @@ static void count_join(const struct token_walk *t, struct timed_launch *l, int s
     if (d->parts == 1)
         return;
     if (ceil_of(most * split, GPU_TOKEN_WARPS) >= l->turns) {
-        l->setup_cycles += REDUCE;
+        l->setup_cycles += REDUCE_UP;
         l->setup_l2 += 2;
     } else if (last == 0 || last + 2 * (d->parts - 1) > GPU_TOKEN_WARPS) {
         l->setup_l2++;
     }
-    l->l2_bytes += 2.0 * l->active * 2 * TILE_ROWS * sizeof(uint64_t);
+    /* a store, two reads, one of them emptied */
+    l->l2_bytes += 4.0 * l->active * 2 * TILE_ROWS * sizeof(float);
 }
 
 /* Gate and up of the chosen experts, or of a dense layer. */
@@ -330,7 +371,7 @@ static void add_up(struct token_walk *t, const struct mat *const mats[3], const 
     struct timed_launch s = { .what = m ? "experts up" : "gate up", .part = TIMED_LINEAR,
                               .bytes = n * ((double)mats[0]->size + (double)mats[1]->size),
                               .flop = n * (product(mats[0], 1) + product(mats[1], 1)), .setup_memory = 1,
-                              .setup_cycles = REDUCE, .frees = REDUCE };
+                              .setup_cycles = REDUCE_UP, .frees = REDUCE_UP };
     s.done = 8 * s.flop;
     s.l2_bytes = s.bytes;
     s.active = ceil_of(d->n_tiles * d->per_tile, d->share);
@@ -342,19 +383,22 @@ static void add_up(struct token_walk *t, const struct mat *const mats[3], const 
     s.turn_cycles = (gate.all + up.all) / split;
     count_join(t, &s, split);
     if (m) {
-        /* the parts of o and the router's outputs; half of the norm, the choice, the first loads.
-         * The weights of experts and the end of the norm have time until these are there */
-        const int with_columns = (int)ceil_of(t->w->m->config.hidden_size, 256);
+        /* the parts of o and the router's outputs; the choice, while other warps add up squares,
+         * unless it depends on these; the first loads.  The weights of experts and the norm have
+         * time until these are there */
+        const double squares = columns_cycles(t, NORM_SQUARES) + SQUARES_WAITS, ids = AS_OUTPUT + walk_ids_cycles(m, 4),
+                     norm = columns_cycles(t, NORM) + NORM_WAITS;
+        const int raw = !m->correction && !(t->w->m->config.biases & BIAS_ROUTER);
         s.setup_l2++;
-        s.setup_cycles += issue_cycles(t, NORM_SUM, with_columns < GPU_TOKEN_WARPS ? with_columns : GPU_TOKEN_WARPS) +
-                          NORM_WAITS + AS_OUTPUT + walk_ids_cycles(m) + CHOSEN +
-                          fmin(place_cycles(t, gate), place_cycles(t, up)) * 4 / GPU_TOKEN_WARPS;
+        s.setup_cycles += (raw ? fmax(ids, squares) : squares + NORM_WAITS + ids) + CHOSEN +
+                          fmin(place_cycles(t, gate), place_cycles(t, up)) * 4 / GPU_TOKEN_WARPS +
+                          fmax(0, fmax(norm, WEIGH_EXPERTS) - t->w->g->memory_cycles);
         s.l2_bytes += t->same.blocks * (4.0 * t->o.parts * t->w->m->config.hidden_size +
                                         8.0 * GPU_TOKEN_COPIES * TILE_ROWS * ceil_of(m->n_experts, TILE_ROWS));
     } else {
         s.early = first * ((double)mats[0]->tile_bytes + (double)mats[1]->tile_bytes) / d->per_tile / split;
         s.early_cycles = fmax(place_cycles(t, gate), place_cycles(t, up));
-        count_norm(t, &s, &t->o);
+        count_norm(t, &s, &t->o, 0);
     }
     stage(t, s);
 }
@@ -363,9 +407,9 @@ static void add_down(struct token_walk *t, const struct mat *m, int n)
 {
     struct timed_launch s = { .what = n > 1 ? "experts down" : "down", .part = TIMED_LINEAR,
                               .bytes = n * (double)m->size, .flop = n * product(m, 1), .done = 8 * n * product(m, 1),
-                              .l2_bytes = n * ((double)m->size + 2.0 * t->same.blocks * m->cols),
-                              .setup_cycles = COPY + REDUCE };
+                              .l2_bytes = n * (double)m->size, .setup_cycles = REDUCE };
     count_turns(t, &s, &t->down, &m, 1);
+    count_collected(t, &s, &t->down, GPU_TURN_STEPS(m->type));
     if (!t->mixed) {                    /* there all turns do so */
         s.issue += (double)s.active * t->down.share * WEIGH;
         s.turn_cycles += WEIGH;
@@ -424,7 +468,9 @@ int walk_one_token(struct walk *w)
         add_up(&t, mats, moe ? &c->moe : NULL);
         add_down(&t, mats[2], n);
     }
-    struct timed_launch last = { .what = "residual", .active = 1, .setup_l2 = 1, .setup_cycles = COPY };
+    /* the sums, and the barrier after which the counters are reset */
+    struct timed_launch last = { .what = "residual", .active = 1, .words = 1, .setup_l2 = 2,
+                                 .setup_cycles = COLLECT_WAITS };
     stage(&t, last);
     w->normed = w->parts = 0;
     return 1;

@@ -481,21 +481,22 @@ static int chooses_only(const struct walk *w)
 /* Cycles of a block that chooses the experts of the only token by their ranks (calculated from 29
  * cycles for a load from shared memory, 4 for each 16 bytes of a lane, 25 for a shuffle, 30 for a
  * barrier, and issue slots). */
-double walk_ids_cycles(const struct moe *m)
+double walk_ids_cycles(const struct moe *m, int warps)
 {
     enum { KEYS = 60, LISTS = 60 /* stores, and a barrier */, ROUND = 130 /* 32 keys against 32 */, BEST = 60 };
-    const int lists = (int)ceil_of(m->n_experts, 32);
+    const int lists = (int)ceil_of(m->n_experts, 32), more = (int)ceil_of(lists, warps) - 1;
     /* warps of a list load 8 times; the scores are computed meanwhile */
     const double ranks = fmax(170, 70 + 32.0 * lists),
                  scores = m->router == ROUTER_SOFTMAX ? 95 + 20.0 * lists : 0;
-    return KEYS + fmax(ranks, scores) + LISTS + ROUND * GPU_CHOICE_COMPARISONS(m->n_experts, m->top_k) + BEST;
+    return KEYS + fmax(ranks, scores) + LISTS + more * (KEYS + ROUND) +
+           ROUND * GPU_CHOICE_COMPARISONS(m->n_experts, m->top_k) + BEST;
 }
 
 /* The same with the weights of the experts. */
 static double choose_only_cycles(const struct moe *m)
 {
     enum { BARRIER = 30, WEIGHT = 140, SHUFFLE = 25 };
-    return walk_ids_cycles(m) + BARRIER + WEIGHT + SHUFFLE * (m->top_k > 8 ? 5 : 3);
+    return walk_ids_cycles(m, GPU_CHOICE_WARPS) + BARRIER + WEIGHT + SHUFFLE * (m->top_k > 8 ? 5 : 3);
 }
 
 /* Cycles of a warp that chooses the experts of a token, one after the other: a reduction and a

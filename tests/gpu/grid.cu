@@ -82,12 +82,30 @@ template <enum relay_fault FAULT> __global__ __launch_bounds__(T) void relay_ker
     const int n = gridDim.x, b = blockIdx.x, t = threadIdx.x, before = (b + n - 1) % n;
     float sum = 0;
     for (int step = 0; step < o.n_steps; step++) {
-        if (FAULT != RELAY_NOT_SENT || b != n - 1 || step != 1)
-            grid_send(o.words + b * T + t, (float)(1000 * step + 100 * b + t));
-        if (FAULT == RELAY_READ_PLAINLY)
-            sum += (float)o.words[before * T + t];
-        else
-            sum += grid_receive(o.words + before * T + t);
+        const float y = (float)(1000 * step + 100 * b + t);
+        const bool sends = FAULT != RELAY_NOT_SENT || b != n - 1 || step != 1;
+        if (o.published) {
+            float4 x[2];
+            if (sends)
+                grid_publish(o.words + b * T + t, y, ~step & 1);
+            grid_collect(x, ~step & 1, [&](int) { return o.words + before * T + t / 4 * 4; });
+            sum += t % 4 == 0 ? x[1].x : t % 4 == 1 ? x[0].y : t % 4 == 2 ? x[1].z : x[0].w;
+        } else {
+            if (sends)
+                grid_send(o.words + b * T + t, y);
+            if (FAULT == RELAY_READ_PLAINLY) {
+                sum += o.words[before * T + t];
+            } else if (step % 2 == 0) {
+                sum += grid_receive(o.words + before * T + t);
+            } else {
+                float4 x[1];
+                grid_receive(x, [&](int) { return o.words + before * T + t / 4 * 4; });
+                sum += t % 4 == 0 ? x[0].x : t % 4 == 1 ? x[0].y : t % 4 == 2 ? x[0].z : x[0].w;
+                __syncwarp();           /* all lanes have read */
+                if (t % 4 == 0)
+                    grid_empty(o.words + before * T + t);
+            }
+        }
         grid_arrive(o.arrived);
         if (FAULT != RELAY_SENT_EARLY)
             grid_wait(o.arrived, (unsigned)step + 1);

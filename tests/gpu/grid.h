@@ -37,11 +37,12 @@ enum grid_fault { GRID_FAULTS(GRID_FAULT) };
 struct grid_exchange { uint32_t *x, *total; unsigned *arrived, *ticket; int n_steps; };
 int grid_exchange(struct gpu *g, const struct grid_exchange *o, int n_blocks, int together, enum grid_fault fault,
                   struct err *e);
-/* n_steps times each thread of a block sends a float to the next block, in a circle, and adds the
- * one that it receives: sum[b][t] = the sum of 1000 * step + 100 * (the block before b) + t.
- *   words    [n_blocks][GRID_THREADS], 0 before and after
- *   arrived  as above */
-struct grid_relay { float *sum; uint64_t *words; unsigned *arrived; int n_steps; };
+/* n_steps times each thread of a block gives a float to the next block, in a circle, and adds the
+ * one that it gets: sum[b][t] = the sum of 1000 * step + 100 * (the block before b) + t.
+ *   published  by grid_publish() in phases 1, 0, 1 .., otherwise by grid_send()
+ *   words      [n_blocks][GRID_THREADS]: published, of phase 0; otherwise empty before and after
+ *   arrived    as above */
+struct grid_relay { float *sum, *words; unsigned *arrived; int n_steps, published; };
 /* The fault of a kernel, or none:
  *   not sent      the last block sends nothing in the second step
  *   sent early    before a barrier orders it after the word before has been received

@@ -13,7 +13,7 @@
 #pragma weak emulated_watch             /* a GPU does not tell its launches */
 #pragma weak emulated_graphs
 
-enum { N_BLOCKS = 40, MAX_TOKENS = 600, MORE = 4, MOST_OWNED = 11 * 8 + 4 * (3 * 128 + 1) };
+enum { N_BLOCKS = 2101, MAX_TOKENS = 600, MORE = 4, MOST_OWNED = 11 * 8 + 4 * (3 * 128 + 1) };
 
 static int n_launches, is_open;         /* is_open: the last backend has such steps */
 
@@ -149,9 +149,23 @@ static void forward(void *b, const int32_t *ids, int pos, int n, int n_logits, f
 {
     int32_t table[N_BLOCKS];
     for (int i = 0; i < N_BLOCKS; i++)
-        table[i] = (i * 7 + 3) % N_BLOCKS;
+        table[i] = (i * 7 + 3) % N_BLOCKS;     /* no multiple of 7 */
     const struct batch_item item = { .tokens = ids, .n_tokens = n, .pos = pos, .table = table, .n_logits = n_logits };
     OK(backend_gpu.forward(b, &(struct batch){ &item, 1 }, logits, &why));
+}
+
+/* Give all keys and values up to a position random values, as if a prompt had been computed. */
+static void fill_keys(struct gpu_backend *rank)
+{
+    struct rng r = { 5 };
+    const size_t n = rank->kv_stride * N_BLOCKS / 2;
+    uint16_t *const kv = gpu_pinned(rank->g, 2 * n, "test", &why);
+    assert_non_null(kv);
+    for (size_t i = 0; i < n; i++)
+        kv[i] = f32_to_f16(uniform(&r, -1, 1));
+    OK(gpu_upload(rank->g, GPU_COMPUTE, rank->kv, kv, 2 * n, &why));
+    OK(gpu_sync(rank->g, GPU_COMPUTE, &why));
+    gpu_pinned_free(rank->g, kv);
 }
 
 /* Compute a prompt of `before` tokens, and then MORE tokens one by one: logits [MORE][vocab].
@@ -165,16 +179,18 @@ static int decode(const struct model *m, const struct backend_options *o, int be
         fail_msg("%s", why.msg);
     struct gpu_backend *const rank = ((struct gpu_ranks *)b)->rank[0];
     is_open = rank->one.open;
-    if (is_open)                        /* NaN, but where the kernel stores */
-        OK(gpu_fill(rank->g, GPU_COMPUTE, rank->one.qkv_parts, 0xff, sizeof(float) * one_token_parts(rank), &why));
+    if (is_open)                        /* large numbers of phase 0, but where the kernel stores */
+        OK(gpu_fill(rank->g, GPU_COMPUTE, rank->one.exchanged, 0xfe, sizeof(float) * one_token_exchanged(rank), &why));
     OK(gpu_fill(rank->g, GPU_COMPUTE, rank->kv, 0xff, rank->kv_stride * N_BLOCKS, &why));
-    for (int i = 0; i < before + MORE; i++)
+    for (int i = 0; i < MAX_TOKENS; i++)
         id[i] = below(&r, m->config.vocab_size);
-    if (before)
+    if (before > MAX_TOKENS)
+        fill_keys(rank);
+    else if (before)
         forward(b, id, 0, before, 1, logits);
     watch(1);
     for (int i = 0; i < MORE; i++)
-        forward(b, id + before + i, before + i, 1, 1, logits + (size_t)i * (size_t)m->config.vocab_size);
+        forward(b, id + (before + i) % MAX_TOKENS, before + i, 1, 1, logits + (size_t)i * (size_t)m->config.vocab_size);
     const int n = n_launches;
     watch(0);
     backend_gpu.close(b);
@@ -230,9 +246,30 @@ static void dense(void **state)
             n_sms = 3;
             compare(m, 20, 0, 1, "biases, 3 blocks");
             n_sms = 0;
+            /* words have the other phase in the next step */
+            const int n_layers = m->config.n_layers;
+            m->config.n_layers = 3;
+            compare(m, 20, 1, 1, "three layers");
+            m->config.n_layers = n_layers;
         }
         release(m, owned, n);
     }
+}
+
+/* Splits that one warp merges, those of several warps, and more than these have at a time. */
+static void long_contexts(void **state)
+{
+    (void)state;
+    static const int before[] = { 16 * GPU_SPLIT - 2, 36 * GPU_SPLIT + 40, 257 * GPU_SPLIT + 3 };
+    void *owned[MOST_OWNED];
+    struct model *m = load("tiny", QT_F16);
+    const int n = quantize_dense(m, QT_NL4, 32, owned);
+    m->config.max_len = 0;
+    n_sms = 3;
+    for (size_t i = 0; i < sizeof before / sizeof *before; i++)
+        compare(m, before[i], i == 1, 1, "keys of a long context");
+    n_sms = 0;
+    release(m, owned, n);
 }
 
 /* The 4096 tokens of a window of 48 begin in the second split. */
@@ -341,6 +378,13 @@ static void experts(void **state)
         n += make_experts(m, cases[i].type, cases[i].group, cases[i].moe, owned + n);
         n_sms = 3;
         compare(m, 20, 1, 1, cases[i].what);
+        /* the order of experts depends on the norm */
+        float *const large = owned[n++] = random_floats(cases[i].moe.n_experts, &(struct rng){ 21 });
+        m->config.moe.correction = i == 1;
+        m->config.biases |= i == 0 ? BIAS_ROUTER : 0;
+        for (int k = 0; k < m->config.n_layers; k++)
+            *(i ? &m->layers[k].correction : &m->layers[k].router.bias) = large;
+        compare(m, 20, 1, 1, i ? "corrected scores" : "a router with biases");
         n_sms = 0;
         if (i == 0)
             by_default(m, 1);
@@ -499,7 +543,8 @@ static void graph(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = { cmocka_unit_test(dense), cmocka_unit_test(window), cmocka_unit_test(wide_heads),
+    const struct CMUnitTest tests[] = { cmocka_unit_test(dense), cmocka_unit_test(long_contexts),
+                                        cmocka_unit_test(window), cmocka_unit_test(wide_heads),
                                         cmocka_unit_test(heads), cmocka_unit_test(experts), cmocka_unit_test(formats),
                                         cmocka_unit_test(divided), cmocka_unit_test(joined), cmocka_unit_test(turns),
                                         cmocka_unit_test(others), cmocka_unit_test(graph) };
