@@ -18,8 +18,12 @@
  *          slots in the time in which the bytes arrive.  Shared memory serves a load of a warp a
  *          cycle: with those of weights and activations 25 of the 27 to 30 cycles that a
  *          multiprocessor has (calculated)
- *          77 instructions of i4, 36 of i8: products of codes (prim/code_sums.cuh); 64 of m5 and
- *          m6, whose two planes of codes are two loads
+ *          i4 and i8: products of codes (prim/code_sums.cuh), in a loop for each size of groups.
+ *          58 instructions of i4 in groups of 32, 48 and 49 in larger ones, 29 and 27 of i8.  Of
+ *          the 58, codes take 16 masks and 12 shifts, scales 8 multiplications and 4 conversions,
+ *          and activations 4 moves; 6 are products, 2 of them of the bias, and 3 are loads.  Groups
+ *          of 64 save 8 shifts and 2 conversions.  64 of m5 and m6, whose two planes of codes are
+ *          two loads
  * norm     up to 4 tokens: the last block norms the output, which saves a launch for a fence, the
  *          count of blocks in L2, and the load of the row
  * checked  tests/unit/t-gpu-matmul.c */
@@ -37,15 +41,29 @@ static_assert(WARPS<1> * 32 == NORM_THREADS && GPU_NORM_TOKENS <= 8, "blocks nor
 template <int TYPE, int TOKENS8, int N>
 constexpr int RESIDENT = few_steps<TYPE, TOKENS8, N>::LIGHT && TOKENS8 == 1 ? 2 : 0;
 
+/* Floats of the sums of a warp. */
+template <int TOKENS8, int N> constexpr int SUMS = N * 8 * TOKENS8 * PAD_ROWS;
+
+/* Write the codebook over the sums, or behind them the words of the bias. */
+template <int TYPE, int N, bool SIZED> DEVICE auto table_of(uint32_t *shared, float *behind)
+{
+    if constexpr (SIZED)
+        return bias_fill<TYPE>(reinterpret_cast<uint32_t *>(behind));
+    else
+        return wide_fill<TYPE, WARPS<N> * 32>(shared);
+}
+
 /* TOKENS8: tokens / 8; N: number of matrices multiplied at the same time (2: gate and up); NORM:
- * the last block norms the output.  The call takes registers, so others do not have it. */
-template <int TYPE, int TOKENS8, int N, bool NORM>
+ * the last block norms the output.  The call takes registers, so others do not have it.  SHIFT: the
+ * group_shift of all matrices, if codes are multiplied as they are, or ANY_GROUPS. */
+template <int TYPE, int TOKENS8, int N, bool NORM, int SHIFT>
 __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void matvec_kernel(gpu_linear l, int n_tiles,
                                                                                           gpu_matvec_blocks blocks)
 {
     launch_dependents();
     typedef format<TYPE> f;
-    typedef few_steps<TYPE, TOKENS8, N> steps;
+    typedef few_steps<TYPE, TOKENS8, N, SHIFT> steps;
+    enum { TURN = WARPS<N> * steps::STEPS };    /* steps of all warps */
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     SHARED(uint32_t, shared);
     /* [warp][N][8 * TOKENS8][PAD_ROWS]; holds the codebook until all codes are decoded */
@@ -78,32 +96,65 @@ __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void mat
     const int n_units = (m.n_steps + UNIT_STEPS - 1) / UNIT_STEPS, last = N == 2 || part + 1 == n_parts;
     int first = (N == 1 ? n_units * part / n_parts * UNIT_STEPS : 0) + warp * steps::STEPS;
     const int end = last ? few_end<TYPE, TOKENS8, N>(m) : n_units * (part + 1) / n_parts * UNIT_STEPS;
-    if (first < end)
-        few_load_weights(s, data, m, first, g, t);
+    code_place place[N];                /* if the size of groups is known */
+    for (int i = 0; steps::SIZED && i < N; i++)
+        place[i] = turn_codes<TYPE, steps::SIZED ? SHIFT : 0>(data[i], first, g, t);
+    if (first < end) {
+        if constexpr (steps::SIZED)
+            few_load_sized(s, place);
+        else
+            few_load_weights(s, data, m, first, g, t);
+    }
     if (NORM && threadIdx.x == 0 && l.norm.w)
         load_later(l.norm.w + in_grid * 32);
-    const wide_table table = wide_fill<TYPE, WARPS<N> * 32>(shared);
+    const auto table = table_of<TYPE, N, steps::SIZED>(shared, sums + WARPS<N> * SUMS<TOKENS8, N>);
     wait_for_prerequisites();
-    if (f::table)
+    if (f::table || steps::SIZED)
         __syncthreads();
+    const uint16_t *here[TOKENS8];      /* activations of the turn */
+#pragma unroll
+    for (int b = 0; b < TOKENS8; b++)
+        here[b] = act[b] + (size_t)first * 32;
+    const auto activations_here = [&](int b, int, int k) { return load16(here[b] + k * 32); };
     if (first < end)
-        few_load_acts(s, m, first, activations);
+        few_load_acts(s, m, first, activations_here);
 
     float c[N][TOKENS8][2][4];
     for (int i = 0; i < N * TOKENS8 * 8; i++)
         (&c[0][0][0][0])[i] = 0;
-    while (first < end) {
-        few_multiply(c, s, m, first, t, table, activations);
-        first += WARPS<N> * steps::STEPS;
-        if (first < end)
-            few_load(s, data, m, first, g, t, activations);
-    }
+    if constexpr (steps::SIZED) {
+        /* places that move take fewer instructions than places of a step, and a branch out of the
+         * loop fewer than loads on a condition */
+        int left = end - first;
+#pragma unroll 1
+        while (left > 0) {
+            few_multiply(c, s, m, first, t, table, activations_here);
+            left -= TURN;
+#pragma unroll
+            for (int i = 0; i < N; i++)
+                move_on<TYPE, SHIFT, TURN>(place[i]);
+#pragma unroll
+            for (int b = 0; b < TOKENS8; b++)
+                here[b] += TURN * 32;
+            if (left <= 0)
+                break;
+            few_load_sized(s, place);
+            few_load_acts(s, m, first, activations_here);
+        }
+        first = end - left;
+    } else
+        while (first < end) {
+            few_multiply(c, s, m, first, t, table, activations);
+            first += TURN;
+            if (first < end)
+                few_load(s, data, m, first, g, t, activations);
+        }
     if (last)
         few_rest<TYPE>(c, data, m, first, g, t, table, activations);
 
     if (f::table)
         __syncthreads();
-    store_sums<TOKENS8, N>(sums + warp * N * 8 * TOKENS8 * PAD_ROWS, c, g, t);
+    store_sums<TOKENS8, N>(sums + warp * SUMS<TOKENS8, N>, c, g, t);
     __syncthreads();
     const auto in_block = [&](int i, int token, int in_tile) {
         float y = 0;
@@ -134,10 +185,10 @@ __global__ __launch_bounds__(WARPS<N> * 32, RESIDENT<TYPE, TOKENS8, N>) void mat
             norm_rows(l.norm, l.n_tokens, sums);
 }
 
-template <int TYPE, int TOKENS8, int N, bool NORM = false>
-static int run(struct gpu *g, const gpu_linear *l, struct err *e)
+template <int TYPE, int TOKENS8, int N, bool NORM, int SHIFT>
+static int run_sized(struct gpu *g, const gpu_linear *l, struct err *e)
 {
-    const size_t sums = sizeof(float) * WARPS<N> * N * 8 * TOKENS8 * PAD_ROWS,
+    const size_t sums = sizeof(float) * WARPS<N> * SUMS<TOKENS8, N> + (BY_CODES<TYPE> ? BIAS_BYTES : 0),
                  table = format<TYPE>::table ? WIDE_BYTES : 0, shared = sums > table ? sums : table;
     int tiles = 0;
     for (int i = 0; i < (N == 2 ? 1 : l->n_mats); i++)
@@ -148,8 +199,22 @@ static int run(struct gpu *g, const gpu_linear *l, struct err *e)
     const size_t room = sizeof(float) * 32 * (size_t)(divided * l->n_tokens);
     if (divided && room > l->partial_bytes)
         return err_set(e, ERR_LIMIT, "matvec: %zu bytes for sums of parts, expected %zu", l->partial_bytes, room);
-    return launch(g, "matvec", matvec_kernel<TYPE, TOKENS8, N, NORM>, dim3((unsigned)(blocks.whole + divided)),
-                  WARPS<N> * 32, shared, e, *l, tiles, blocks);
+    return launch(g, "matvec", matvec_kernel<TYPE, TOKENS8, N, NORM, SHIFT>,
+                  dim3((unsigned)(blocks.whole + divided)), WARPS<N> * 32, shared, e, *l, tiles, blocks);
+}
+
+template <int TYPE, int TOKENS8, int N, bool NORM = false>
+static int run(struct gpu *g, const gpu_linear *l, struct err *e)
+{
+    if constexpr (!BY_CODES<TYPE>)
+        return run_sized<TYPE, TOKENS8, N, NORM, ANY_GROUPS>(g, l, e);
+    else
+        switch (l->w[0].group_shift) {
+        case 0:  return run_sized<TYPE, TOKENS8, N, NORM, 0>(g, l, e);
+        case 1:  return run_sized<TYPE, TOKENS8, N, NORM, 1>(g, l, e);
+        case MOST_SHIFT: return run_sized<TYPE, TOKENS8, N, NORM, MOST_SHIFT>(g, l, e);
+        default: return err_set(e, ERR_UNSUPPORTED, "matvec: groups of %d", 32 << l->w[0].group_shift);
+        }
 }
 
 template <int TYPE> static int run_type(struct gpu *g, const gpu_linear *l, struct err *e)

@@ -30,8 +30,9 @@ template <int TOKENS8, int N> DEVICE void store_sums(float *to, const float (&c)
                     make_float4(c[i][b][0][k], c[i][b][0][2 + k], c[i][b][1][k], c[i][b][1][2 + k]);
 }
 
-/* The weights and activations of a turn of a warp: STEPS steps of a lane, as loaded. */
-template <int TYPE, int TOKENS8, int N> struct few_steps {
+/* The weights and activations of a turn of a warp: STEPS steps of a lane, as loaded.  SHIFT: the
+ * group_shift of all matrices, if codes are multiplied as they are, or ANY_GROUPS. */
+template <int TYPE, int TOKENS8, int N, int SHIFT = ANY_GROUPS> struct few_steps {
     /* whether sums of codes are computed; for 8 bits the registers of two blocks hold two steps */
     static constexpr bool CODES = BY_CODES<TYPE>;
     static constexpr int LOADS = format<TYPE>::raw * N,
@@ -44,7 +45,14 @@ template <int TYPE, int TOKENS8, int N> struct few_steps {
     static constexpr bool LIGHT = WHOLE && (CODES || format<TYPE>::raw == 1);
     /* whether a turn's activations are loaded before it: elsewhere registers are scarce */
     static constexpr bool EARLY = TOKENS8 == 1 && N == 2;
+    /* SIZED: the size of groups is known.  GROUPS: those of a turn; TOGETHER: steps whose sums are
+     * multiplied by a scale together */
+    static constexpr bool SIZED = SHIFT != ANY_GROUPS;
+    static constexpr int GROUPS = !SIZED || STEPS >> (SIZED ? SHIFT : 0) == 0 ? 1 : STEPS >> (SIZED ? SHIFT : 0),
+                         TOGETHER = SIZED && SHIFT > 0 ? 2 : 1;
+    static_assert(!SIZED || CODES, "other formats have one size of groups");
     raw_step<TYPE> raw[N][STEPS];
+    uint2 group_scale[N][GROUPS];       /* if SIZED: of the lane's rows */
     uint4 scales[N];                    /* of units: byte r of word s is the scale of row r and step s */
     uint4 x[STEPS][TOKENS8];
 };
@@ -90,13 +98,26 @@ DEVICE void few_load_weights(few_steps<TYPE, TOKENS8, N> &s, const uint8_t *cons
     }
 }
 
+/* Load the weights of a turn if the size of groups is known. */
+template <int TYPE, int TOKENS8, int N, int SHIFT>
+DEVICE void few_load_sized(few_steps<TYPE, TOKENS8, N, SHIFT> &s, const code_place (&place)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        load_turn_scales<TYPE, SHIFT>(s.group_scale[i], place[i]);
+#pragma unroll
+        for (int k = 0; k < s.STEPS; k++)
+            load_turn_codes<TYPE, SHIFT>(s.raw[i][k], place[i], k);
+    }
+}
+
 /* Load the activations of a turn that are loaded before it.  act(b, step, k) returns the 8
  * activations of token 8b + g that this lane needs for step `step` + k; any, if there is no such
  * token. */
-template <int TYPE, int TOKENS8, int N, class ACT>
-DEVICE void few_load_acts(few_steps<TYPE, TOKENS8, N> &s, const gpu_mat &m, int first, ACT act)
+template <int TYPE, int TOKENS8, int N, int SHIFT, class ACT>
+DEVICE void few_load_acts(few_steps<TYPE, TOKENS8, N, SHIFT> &s, const gpu_mat &m, int first, ACT act)
 {
-    typedef few_steps<TYPE, TOKENS8, N> steps;
+    typedef few_steps<TYPE, TOKENS8, N, SHIFT> steps;
 #pragma unroll
     for (int k = 0; steps::EARLY && k < steps::STEPS; k++) {
         if (!steps::WHOLE && first + k >= m.n_steps)
@@ -152,48 +173,84 @@ DEVICE void few_step(float (&c)[TOKENS8][2][4], const raw_step<TYPE> &raw, uint3
     }
 }
 
-/* Add the products of one step to c, for all matrices; raw(i): the step of matrix i. */
-template <int TYPE, int TOKENS8, int N, class RAW>
-DEVICE void few_codes(float (&c)[N][TOKENS8][2][4], const uint4 (&x)[TOKENS8], RAW raw)
+/* Add the products of STEPS steps of one group to c, for all matrices.  raw(i, k): step k of matrix
+ * i; scale(i): the scales of the lane's rows; table: bias_words, or any other. */
+template <int TYPE, int STEPS, int TOKENS8, int N, class RAW, class SCALE, class TABLE>
+DEVICE void few_codes(float (&c)[N][TOKENS8][2][4], const uint4 (*x)[TOKENS8], RAW raw, SCALE scale, const TABLE &table)
 {
-    uint4 in_order[TOKENS8];
+    constexpr bool HIGH = STEPS > 1 && format<TYPE>::bits == 4;
+    const uint4 least = minus_bias<TYPE>(table);
+    uint4 in_order[STEPS][TOKENS8];
     float start[TOKENS8][4];
 #pragma unroll
-    for (int b = 0; b < TOKENS8; b++) {
-        in_order[b] = code_order(x[b]);
-        code_bias<TYPE>(start[b], in_order[b]);
-    }
+    for (int b = 0; b < TOKENS8; b++)
 #pragma unroll
-    for (int i = 0; i < N; i++)
+        for (int k = 0; k < STEPS; k++)
+            in_order[k][b] = code_order(x[k][b]);
 #pragma unroll
-        for (int p = 0; p < 2; p++) {
-            const raw_step<TYPE> &r = raw(i);
-            uint32_t even[4], odd[4];
-            code_pairs<TYPE>(even, r, 2 * p);
-            code_pairs<TYPE>(odd, r, 2 * p + 1);
-            const uint32_t scale = p ? r.scale.y : r.scale.x;
-            const float by[2] = { half_low(scale), half_high(scale) };
+    for (int b = 0; b < TOKENS8; b++)
 #pragma unroll
-            for (int b = 0; b < TOKENS8; b++) {
-                float d[4];
-                mma_f16_onto(d, even[0], odd[0], even[1], odd[1], in_order[b].x, in_order[b].y, start[b]);
-                mma_f16(d, even[2], odd[2], even[3], odd[3], in_order[b].z, in_order[b].w);
+        for (int k = 0; k < STEPS; k++)
+            code_bias(start[b], least, in_order[k][b], k > 0);
+#pragma unroll
+    for (int i = 0; i < N; i++) {
+        float d[2][TOKENS8][4];
+        const auto begin = [&](int p, bool high) {
+#pragma unroll
+            for (int b = 0; b < TOKENS8; b++)
 #pragma unroll
                 for (int j = 0; j < 4; j++)
-                    c[i][b][p][j] = fmaf(by[j / 2], d[j], c[i][b][p][j]);
+                    d[p][b][j] = high ? 0 : HIGH ? fmaf(d[p][b][j], HIGH_UNIT, start[b][j]) : start[b][j];
+        };
+        /* of the first two pairs of codes of a row, or the last two */
+        const auto add = [&](int p, bool low, bool high) {
+#pragma unroll
+            for (int k = 0; k < STEPS; k++) {
+                uint32_t even[4], odd[4];
+                code_pairs<TYPE, HIGH>(even, raw(i, k), 2 * p);
+                code_pairs<TYPE, HIGH>(odd, raw(i, k), 2 * p + 1);
+#pragma unroll
+                for (int b = 0; b < TOKENS8; b++) {
+                    const uint4 &o = in_order[k][b];
+                    if (low)
+                        mma_f16(d[p][b], even[0], odd[0], even[1], odd[1], o.x, o.y);
+                    if (high)
+                        mma_f16(d[p][b], even[2], odd[2], even[3], odd[3], o.z, o.w);
+                }
             }
+        };
+#pragma unroll
+        for (int p = 0; HIGH && p < 2; p++) {
+            begin(p, true);
+            add(p, false, true);
         }
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            begin(p, false);
+            add(p, true, !HIGH);
+        }
+#pragma unroll
+        for (int p = 0; p < 2; p++) {
+            const uint32_t scales = p ? scale(i).y : scale(i).x;
+            const float by[2] = { half_low(scales), half_high(scales) };
+#pragma unroll
+            for (int b = 0; b < TOKENS8; b++)
+#pragma unroll
+                for (int j = 0; j < 4; j++)
+                    c[i][b][p][j] = fmaf(by[j / 2], d[p][b][j], c[i][b][p][j]);
+        }
+    }
 }
 
 /* The factor by which finished sums are multiplied. */
 template <int TYPE> constexpr float FEW_UNIT = BY_CODES<TYPE> ? ACT_UNIT * CODE_UNIT : ACT_UNIT;
 
 /* Add the products of the loaded steps to c. */
-template <int TYPE, int TOKENS8, int N, class TABLE, class ACT>
-DEVICE void few_multiply(float (&c)[N][TOKENS8][2][4], few_steps<TYPE, TOKENS8, N> &s, const gpu_mat &m, int first,
-                         int t, const TABLE &table, ACT act)
+template <int TYPE, int TOKENS8, int N, int SHIFT, class TABLE, class ACT>
+DEVICE void few_multiply(float (&c)[N][TOKENS8][2][4], few_steps<TYPE, TOKENS8, N, SHIFT> &s, const gpu_mat &m,
+                         int first, int t, const TABLE &table, ACT act)
 {
-    typedef few_steps<TYPE, TOKENS8, N> steps;
+    typedef few_steps<TYPE, TOKENS8, N, SHIFT> steps;
 #pragma unroll
     for (int k = 0; k < steps::STEPS; k++) {
         if (!steps::WHOLE && first + k >= m.n_steps)
@@ -201,14 +258,18 @@ DEVICE void few_multiply(float (&c)[N][TOKENS8][2][4], few_steps<TYPE, TOKENS8, 
 #pragma unroll
         for (int b = 0; !steps::EARLY && b < TOKENS8; b++)
             s.x[k][b] = act(b, first, k);
-        if constexpr (steps::CODES) {
-            few_codes<TYPE>(c, s.x[k], [&](int i) -> const raw_step<TYPE> & { return s.raw[i][k]; });
-            continue;
-        }
+        if constexpr (!steps::CODES) {
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            few_step<TYPE, TOKENS8, steps::UNITS>(c[i], s.raw[i][k], steps::UNITS ? word_of(s.scales[i], k) : 0, s.x[k],
-                                                  t, table);
+            for (int i = 0; i < N; i++)
+                few_step<TYPE, TOKENS8, steps::UNITS>(c[i], s.raw[i][k], steps::UNITS ? word_of(s.scales[i], k) : 0,
+                                                      s.x[k], t, table);
+        } else if ((k + 1) % steps::TOGETHER == 0) {
+            const int from = k + 1 - steps::TOGETHER;
+            few_codes<TYPE, steps::TOGETHER>(
+                c, s.x + from, [&](int i, int j) -> const raw_step<TYPE> & { return s.raw[i][from + j]; },
+                [&](int i) { return steps::SIZED ? s.group_scale[i][from >> (steps::SIZED ? SHIFT : 0)]
+                                                 : s.raw[i][k].scale; }, table);
+        }
     }
 }
 
@@ -240,13 +301,13 @@ DEVICE void few_rest(float (&c)[N][TOKENS8][2][4], const uint8_t *const (&data)[
 #pragma unroll
         for (int i = 0; i < N; i++)
             load_step<TYPE>(raw[i], data[i], m, step, g, t);
-        if constexpr (steps::CODES) {
-            few_codes<TYPE>(c, x, [&](int i) -> const raw_step<TYPE> & { return raw[i]; });
-            continue;
-        }
+        if constexpr (steps::CODES)
+            few_codes<TYPE, 1>(c, &x, [&](int i, int) -> const raw_step<TYPE> & { return raw[i]; },
+                               [&](int i) { return raw[i].scale; }, table);
+        else
 #pragma unroll
-        for (int i = 0; i < N; i++)
-            few_step<TYPE, TOKENS8, true>(c[i], raw[i], raw[i].scale.x, x, t, table);
+            for (int i = 0; i < N; i++)
+                few_step<TYPE, TOKENS8, true>(c[i], raw[i], raw[i].scale.x, x, t, table);
     }
 }
 

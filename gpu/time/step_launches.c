@@ -52,11 +52,14 @@ static int steps_at_once(const struct mat *m, int n)
 static void add_matvec(struct walk *w, const char *what, const struct mat *const *m, int n_mats, int pair)
 {
     const int by8 = w->n <= 8 ? 1 : 2, n = pair ? 2 : 1, loads = loads_of(m[0]) * n, steps = steps_at_once(m[0], n),
-              warps = pair ? 8 : 16, sums = 4 * warps * n * 8 * by8 * PAD,
+              warps = pair ? 8 : 16, sums = 4 * warps * n * 8 * by8 * PAD + (by_codes(m[0]) ? 16 : 0),
               table = has_table(m[0]) ? 2 * TABLE_SIZE : 0;
     struct timed_launch l = { .kernel = "matvec", .what = what, .part = TIMED_LINEAR, .threads = warps * 32,
                               .shared = (size_t)(sums > table ? sums : table) };
-    double each = walk_instructions(w, "matvec", m[0]->type, pair ? "-gate-up" : "", w->g->sm, &l.registers);
+    char row[32];
+    snprintf(row, sizeof row, "%s%s", !by_codes(m[0]) ? "" : m[0]->group_size == 32 ? "-32" : m[0]->group_size == 64
+             ? "-64" : "-128", pair ? "-gate-up" : "");
+    double each = walk_instructions(w, "matvec", m[0]->type, row, w->g->sm, &l.registers);
     each += each > 0 ? (by8 - 1) * 5 : 0;       /* 8 more tokens: 4 products and a load */
     for (int i = 0; i < n_mats; i++) {
         l.blocks += i < (pair ? 1 : n_mats) ? (unsigned)m[i]->n_tiles : 0;

@@ -45,6 +45,8 @@ static inline int loads_of(const struct mat *m)
     return t->bits == 16 ? 4 : t->bits <= 4 && t->bits != 3 ? 1 : 2;
 }
 static inline int n_steps(const struct mat *m) { return m->cols_padded / 32; }
+/* Whether codes are multiplied as they are (gpu/prim/code_sums.cuh). */
+static inline int by_codes(const struct mat *m) { return m->type == QT_I4 || m->type == QT_I8; }
 static inline int has_table(const struct mat *m) { return qtype_info(m->type)->gpu == GPU_FORMAT_TABLE; }
 static inline double product(const struct mat *m, int n) { return 2.0 * m->rows * m->cols * n; }
 static inline unsigned ceil_of(int a, int b) { return (unsigned)((a + b - 1) / b); }

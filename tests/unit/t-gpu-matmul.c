@@ -368,6 +368,58 @@ static void endings(void **state)
     free(act), free(out), free(x);
 }
 
+/* Codes that are multiplied as they are, in groups of every size: several turns of each warp and a
+ * rest of some steps, one matrix, and gate and up together. */
+static void turns(void **state)
+{
+    (void)state;
+    enum { ROWS = 40, COLS = 4500, MOST = 9 };
+    static const enum qtype types[] = { QT_I4, QT_I8 };
+    static const int n_tokens[] = { 3, MOST };
+    struct rng r = { 41 };
+    float *x = malloc(MOST * COLS * sizeof *x), y[2][MOST * ROWS];
+    for (int i = 0; i < MOST * COLS; i++)
+        x[i] = uniform(&r, -0.1f, 0.1f);
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        for (int group = 32; group <= 128; group *= 2) {
+            struct mat m[2];
+            uint8_t *data[2];
+            struct gpu_linear l = { .finish = GPU_STORE };
+            for (int k = 0; k < 2; k++) {
+                data[k] = random_mat(&m[k], types[i], group, ROWS, COLS, &r);
+                l.w[k] = gpu_mat_of(&m[k], to_device(data[k], m[k].size));
+                l.to[k] = (struct gpu_output){ .out = on_device(sizeof y[k]), .ldo = ROWS };
+            }
+            uint16_t *act = pack_act(x, MOST, COLS, m[0].cols_padded, GPU_ACT_LANES);
+            l.act_stride = m[0].cols_padded;
+            l.act = to_device(act, (size_t)(MOST * l.act_stride) * 2);
+            for (size_t n = 0; n < sizeof n_tokens / sizeof *n_tokens; n++) {
+                l.n_mats = 2;
+                l.n_tokens = n_tokens[n];
+                l.finish = GPU_STORE;
+                OK(gpu_matvec(device, &l, &why));
+                for (int k = 0; k < 2; k++) {
+                    from_device(y[k], l.to[k].out, sizeof y[k]);
+                    compare(&m[k], y[k], ROWS, x, l.n_tokens, MATVEC, NULL, "turns of matvec");
+                }
+                if (l.n_tokens < MOST)
+                    check_mlp(&l, ROWS, ROWS, y[0], y[1]);
+            }
+            for (int k = 0; k < 2; k++)
+                gpu_free(device, (void *)l.w[k].data), gpu_free(device, l.to[k].out), free(data[k]);
+            gpu_free(device, (void *)l.act);
+            free(act);
+        }
+    struct mat m;
+    uint8_t *data = random_mat(&m, QT_I4, 32, 32, 32, &r);
+    struct gpu_linear l = { .w = { gpu_mat_of(&m, data) }, .n_mats = 1, .n_tokens = 1 };
+    struct err refusal = { .code = ERR_NONE };
+    l.w[0].group_shift = 3;
+    assert_int_equal(gpu_matvec(device, &l, &refusal), -1);
+    assert_int_equal(refusal.code, ERR_UNSUPPORTED);
+    free(data), free(x);
+}
+
 /* Room for the sums of parts of a few tiles in matvec. */
 enum { PART_BYTES = 64 * 32 * GPU_MATVEC_TOKENS * sizeof(float) };
 
@@ -444,7 +496,9 @@ static void divided(void **state)
 {
     (void)state;
     enum { N = GPU_MATVEC_TOKENS, ROWS = 100, LESS = 20, COLS = 8300 };
-    static const enum qtype types[] = { QT_NL4, QT_I8R, QT_I4, QT_I8, QT_BF16 };
+    static const struct { enum qtype type; int group; } types[] = {
+        { QT_NL4, 32 }, { QT_I8R, 32 }, { QT_I4, 32 }, { QT_I4, 64 }, { QT_I4, 128 }, { QT_I8, 32 }, { QT_BF16, 32 },
+    };
     static const int n_tokens[] = { N, 9, 8, 1 }, n_rows[2] = { ROWS, LESS };
     struct rng r = { 13 };
     float *x = malloc(N * COLS * sizeof *x), *first = malloc(2 * N * ROWS * sizeof *first),
@@ -459,7 +513,7 @@ static void divided(void **state)
         struct mat m[2];
         uint8_t *data[2];
         for (int i = 0; i < 2; i++) {
-            data[i] = random_mat(&m[i], types[k], types[k] == QT_I4 ? 64 : 32, n_rows[i], COLS, &r);
+            data[i] = random_mat(&m[i], types[k].type, types[k].group, n_rows[i], COLS, &r);
             l.w[i] = gpu_mat_of(&m[i], to_device(data[i], m[i].size));
             l.to[i] = (struct gpu_output){ .out = on_device(N * ROWS * 4), .ldo = ROWS };
         }
@@ -1029,7 +1083,7 @@ int main(void)
         cmocka_unit_test(matvec), cmocka_unit_test(matmul), cmocka_unit_test(matmul_f32),
             cmocka_unit_test(matmul_hopper),
         cmocka_unit_test(every_count), cmocka_unit_test(together), cmocka_unit_test(endings), cmocka_unit_test(normed),
-        cmocka_unit_test(divided),
+        cmocka_unit_test(divided), cmocka_unit_test(turns),
         cmocka_unit_test(many), cmocka_unit_test(parts_of_k), cmocka_unit_test(split), cmocka_unit_test(long_parts),
         cmocka_unit_test(gate_up), cmocka_unit_test(gate_up_many), cmocka_unit_test(parts_in_norm),
         cmocka_unit_test(neighbours), cmocka_unit_test(refused),
