@@ -124,20 +124,22 @@ DEVICE void copy_token_split(const token_room &room, const gpu_kv_blocks &o, con
     const unsigned part = o.part, chunks = part / 16;
     const unsigned there = (1u << j.end) - (1u << j.first);
     const uint32_t stride = (uint32_t)o.stride;
-    int32_t at[SPLIT_KV];
+    const auto copy_four = [&](int first, uint8_t *to, uint8_t *from) {
+        const uint4 at = load16(block + first);
+        to += first * part;
 #pragma unroll
-    for (int b = 0; b < SPLIT_KV; b += 4) {
-        const uint4 four = load16(block + b);
-        at[b] = (int32_t)four.x, at[b + 1] = (int32_t)four.y, at[b + 2] = (int32_t)four.z, at[b + 3] = (int32_t)four.w;
-    }
+        for (int b = 0; b < 4; b++, to += part)
+            if (there >> (first + b) & 1)
+                copy_async(to, head_in(from, (int32_t)word_of(at, b), stride));
+    };
+    static_assert(SPLIT_KV == 8, "a split has up to twice four KV blocks");
     /* one turn with heads of 128 */
 #pragma unroll 1
     for (unsigned i = thread; i < 2 * chunks; i += TOKEN_THREADS) {
-        uint8_t *to = i < chunks ? room.keys + 16 * key_chunk(i) : room.values + 16 * value_chunk(i - chunks, n);
-#pragma unroll
-        for (int b = 0; b < SPLIT_KV; b++, to += part)
-            if (there >> b & 1)
-                copy_async(to, head_in(head + 16 * i, at[b], stride));
+        uint8_t *const to = i < chunks ? room.keys + 16 * key_chunk(i) : room.values + 16 * value_chunk(i - chunks, n);
+        copy_four(0, to, head + 16 * i);
+        if (there >> 4)                 /* splits may have half of the positions */
+            copy_four(4, to, head + 16 * i);
     }
     copy_commit();
 }

@@ -258,13 +258,13 @@ static void add_qkv(struct token_walk *t, const struct layer *l, int first)
 }
 
 /* Attention of the splits of a KV head.  Instructions of a warp, in nvcc's code for sm_90 with
- * heads of 128: to begin the copies; to load a head's factors; to prepare a head; for the scores
- * and the weights of a KV block; for 16 elements of the values, and of each four KV blocks of them;
- * to merge up to 4 splits of 32 elements, for each 4 more of them, and for what each warp has
- * merged. */
+ * heads of 128: to begin the copies, and those of four more KV blocks; to load a head's factors; to
+ * prepare a head; for the scores and the weights of a KV block; for 16 elements of the values, and
+ * of each four KV blocks of them; to merge up to 4 splits of 32 elements, for each 4 more of them,
+ * and for what each warp has merged. */
 static void add_attention(struct token_walk *t, int index)
 {
-    enum { BEGIN = 169, FACTORS = 120, PREPARE = 190, SCORES = 230, VALUES = 41, VALUES_OF_4 = 46,
+    enum { BEGIN = 119, BEGIN_4 = 29, FACTORS = 120, PREPARE = 190, SCORES = 230, VALUES = 41, VALUES_OF_4 = 46,
            MERGE = 115, MERGE_MORE = 35, MERGE_WARPS = 40, MERGED = 8 /* splits of a warp at a time */,
            /* cycles that nothing hides, of 4 barriers, of shuffles of a norm and a maximum, and of
             * products that follow each other; and of shuffles and powers in the merge */
@@ -293,7 +293,8 @@ static void add_attention(struct token_walk *t, int index)
         .shared_bytes = kv + (double)jobs * PAIR_BYTES * GPU_ATTN_GROUP * (kv_warps * dim + value_warps * size),
         .setup_memory = 1,              /* the copies */
         .setup_cycles = issue_cycles(t, PREPARE, share + 2) + WAITS, .early = kv / jobs,
-        .early_cycles = issue_cycles(t, BEGIN, GPU_TOKEN_WARPS) + issue_cycles(t, FACTORS, share + 2),
+        .early_cycles = issue_cycles(t, BEGIN + (kv_warps > 4 ? BEGIN_4 : 0), GPU_TOKEN_WARPS) +
+                        issue_cycles(t, FACTORS, share + 2),
         .alone_l2 = 2 + turns - 1,      /* the sums, as words */
         .alone_cycles = merge });
 }
