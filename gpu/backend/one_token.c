@@ -117,17 +117,25 @@ static int describe(const struct gpu_backend *b, int index, struct gpu_token_lay
            (!moe || (l->router.w.type == QT_F32 && gpu_chooses_only(&out->route) && !out->route.place));
 }
 
-/* Do both layers have the same shapes?  *mixed: set to 1 if b needs the kernel of several types. */
-static int same_shape(const struct gpu_token_layer *a, const struct gpu_token_layer *b, int *mixed)
+/* Does a layer need the kernel of several types? */
+static int needs_mixed(const struct gpu_token_layer *l)
+{
+    const struct gpu_mat *mats[N_MATS];
+    int mixed = 0;
+    mats_of(l, mats);
+    for (int i = 0; i < N_MATS; i++)
+        mixed |= gpu_turns_need_mixed(mats[i]->type);
+    return mixed;
+}
+
+static int same_shape(const struct gpu_token_layer *a, const struct gpu_token_layer *b)
 {
     const struct gpu_mat *x[N_MATS], *y[N_MATS];
     mats_of(a, x);
     mats_of(b, y);
-    for (int i = 0; i < N_MATS; i++) {
+    for (int i = 0; i < N_MATS; i++)
         if (!alike(x[i], y[i]) || x[i]->n_tiles != y[i]->n_tiles || x[i]->n_steps != y[i]->n_steps)
             return 0;
-        *mixed |= gpu_turns_need_mixed(y[i]->type);
-    }
     return a->route.n_experts == b->route.n_experts;
 }
 
@@ -183,8 +191,9 @@ int one_token_open(struct gpu_backend *b, struct err *e)
             return 0;
         if (i == b->layers.first)
             *shape = layer;
-        if (!same_shape(shape, &layer, &b->one.mixed))
+        if (!same_shape(shape, &layer))
             return 0;
+        b->one.mixed |= needs_mixed(&layer);
         memcpy(b->hstep, &layer, sizeof layer);
         if (gpu_upload(b->g, GPU_COMPUTE, b->one.layers + (i - b->layers.first), b->hstep, sizeof layer, e) < 0 ||
             gpu_sync(b->g, GPU_COMPUTE, e) < 0)

@@ -1269,12 +1269,21 @@ extern "C" int gpu_one_token(struct gpu *g, const struct gpu_token_layer *l, con
     }
 }
 
+/* Whether divided() is right for all turns: not for large matrices on a few multiprocessors. */
+static bool divides(const gpu_turns &d)
+{
+    return (int64_t)d.n_tiles * d.per_tile * (d.share > d.per_tile ? d.share : d.per_tile) < (int64_t)1 << 31;
+}
+
 template <int TYPE> static int fits(struct gpu *g, const gpu_token_layer &l, int hidden)
 {
     gpu_token_step o = {};
     o.hidden = hidden;
     o.mixed = TYPE == MIXED;
-    return blocks_together(g, one_token_kernel<TYPE>, THREADS, plan_room(o, l)) >= gpu_n_sms(g);
+    const int n_sms = gpu_n_sms(g), blocks = n_sms < GPU_TOKEN_BLOCKS ? n_sms : GPU_TOKEN_BLOCKS;
+    const size_t shared = plan(o, l, blocks);
+    return blocks_together(g, one_token_kernel<TYPE>, THREADS, shared) >= n_sms && divides(o.qkv) && divides(o.o) &&
+           divides(o.up) && divides(o.down);
 }
 
 extern "C" int gpu_one_token_takes(struct gpu *g, const struct gpu_token_layer *l, int hidden, int mixed)
