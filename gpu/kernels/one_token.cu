@@ -15,12 +15,12 @@
  *                       gate, up and activation
  *            down       the weighted sum of the experts' products
  *          A block keeps x in shared memory, and all blocks compute the same x.
- * meeting  Most stages begin with words that others publish or send (prim/grid.cuh): a block waits
- *          for the floats that it needs, and for nothing else.  All blocks meet at one barrier a
- *          layer, before `up`: after it the sums of the router's outputs are whole, and all words
- *          of the layer before have been read, so that they can be published again.  Arrays that
- *          the barrier orders have room for several layers, because a block may still be in a
- *          layer while another is in the next one
+ * meeting  Stages begin with words that others publish, send or add to (prim/grid.cuh): a block
+ *          waits for the numbers that it needs, and for nothing else.  All blocks also meet at one
+ *          barrier a layer, at which none has to wait long: they arrive after `o`, and wait before
+ *          they publish the result of `up`.  So words that are read before they arrive can be
+ *          published again in the next layer.  Parts of o and outputs of the router are read later,
+ *          and have room for two layers and for four
  * tile     one block a multiprocessor, of 16 warps.  A turn is 128 k of a tile of 32 rows (64 k of
  *          i8), and the warps of a block take turns one after the other.  All turns of a stage are
  *          divided into equal shares, one for each block and each without gaps (gpu_turns); so up
@@ -37,8 +37,8 @@
  * limit    instructions, of which all 16 warps run the same: 62 for 16 bytes of nl4 and lane in the
  *          turns (with several formats 79, and 73 of m5 and m6), and 100 to 300 in each stage
  *          beside them (norms, and the addresses of copies before attention); and two latencies of
- *          L2 for each word, .29 us on an H200, six times a layer, and five for the barrier and the
- *          loads after it (calculated).  HBM would allow 3.1 us for gate and up, and 6.7 us a layer
+ *          L2 for each word, .29 us on an H200, six times a layer (calculated).  HBM would allow
+ *          3.1 us for gate and up, and 6.7 us a layer
  * checked  tests/unit/t-gpu-one-token.c */
 #include "gpu/kernels/operations.h"
 #include "gpu/prim/prim.cuh"
@@ -66,6 +66,7 @@ DEVICE unsigned thread_number()
 
 enum { WARPS = GPU_TOKEN_WARPS, THREADS = WARPS * 32 };
 static_assert((int)THREADS == (int)NORM_THREADS && GPU_SPLIT == 1 << 7, "gpu_token_log_split()");
+static_assert((int)GPU_TOKEN_BLOCKS < (int)GRID_COUNT, "a sum counts its blocks");
 
 /* ---- turns ---- */
 
@@ -333,17 +334,8 @@ struct block_turns {
     }
 };
 
-/* Sums over parts of k, [n_parts][ld].  phase: in which they are published, or STORED, if a barrier
- * orders them. */
-enum { STORED = -1 };
-struct part_sums { float *part; int phase; };
-DEVICE void leave(float *to, float y, int phase)
-{
-    if (phase == STORED)
-        *to = y;
-    else
-        grid_publish(to, y, phase);
-}
+/* Sums over parts of k, [n_parts][ld], published in this phase. */
+struct part_sums { float *part; unsigned phase; };
 
 /* The place of row k of tile i in the block's part of the sum.  The block of the first part also
  * leaves zeros for those that no block has.  Only its first tile may have begun in another
@@ -357,7 +349,7 @@ DEVICE float *part_of(const gpu_turns &d, const block_turns &mine, int i, int k,
         return to + part * ld;
     const int n = divided((tile + 1) * d.per_tile - 1, d.by_share) - (int)blockIdx.x + 1;
     for (int z = n; z < d.parts; z++)
-        leave(to + z * ld, 0, parts.phase);
+        grid_publish(to + z * ld, 0, parts.phase);
     return to;
 }
 
@@ -404,7 +396,7 @@ template <int TYPE> struct linear_job {
     DEVICE float store(int, int, const float (&y)[1], const float (&by)[1], const aim &a) const
     {
         const float sum = fmaf(y[0], by[0], a.bias[0]);
-        leave(a.to, sum, parts.phase);
+        grid_publish(a.to, sum, parts.phase);
         return sum;
     }
 };
@@ -522,7 +514,7 @@ template <int TYPE> struct down_job {
     int n;
 
     DEVICE down_job(const gpu_token_step &s, const gpu_mat &w_, const chosen *c_, const uint16_t *act_, unsigned phase)
-        : d(s.down), w(w_), c(c_), act(act_), parts{ s.down_parts, (int)phase }, by_turns(s.by_turns), mine(s.down),
+        : d(s.down), w(w_), c(c_), act(act_), parts{ s.down_parts, phase }, by_turns(s.by_turns), mine(s.down),
           n(mine.n) {}
     DEVICE const gpu_mat &mat() const { return w; }
     DEVICE void range(int i, int &first, int &end) const { mine.range(d, i, first, end); }
@@ -536,7 +528,7 @@ template <int TYPE> struct down_job {
     DEVICE aim aim_at(int i, int k) const { return { part_of(d, mine, i, k, parts), { 0, 0 } }; }
     DEVICE void store(int, int, const float (&y)[1], const float (&by)[1], const aim &a) const
     {
-        leave(a.to, y[0] * by[0], parts.phase);
+        grid_publish(a.to, y[0] * by[0], parts.phase);
     }
 };
 
@@ -568,13 +560,7 @@ template <int MOST, int FOURS> DEVICE void add_columns(float *v, const pending_p
         return p.of.part + (i / FOURS < p.n ? i / FOURS * p.ld : 0) + k +
                (there(i % FOURS) ? i % FOURS * NEXT_FOUR : 0);
     };
-    if (p.of.phase == STORED) {
-#pragma unroll
-        for (int i = 0; i < FOURS * MOST; i++)
-            y[i] = load_four_shared_by_blocks(place(i));
-    } else {
-        grid_collect(y, p.of.phase, place);
-    }
+    grid_collect(y, p.of.phase, place);
 #pragma unroll
     for (int i = 0; i < FOURS * MOST; i++) {
         const float by = there(i % FOURS) && i / FOURS < p.n ? p.scale : 0;
@@ -617,12 +603,18 @@ DEVICE void store_columns(float *to, const norm_runs &v, int cols)
     }
 }
 
-/* x += scale * (sum over the parts), with the result in v as well. */
+/* x += scale * (sum over the parts), with the result in v as well.  A lane waits for a word first:
+ * all blocks read the whole row, and loads of words that have not come would delay others. */
 DEVICE void add_pending(norm_runs &v, float *x, const pending_parts &p, int cols)
 {
     load_columns(v, x, cols);
     if (!p.n)
         return;
+    if (has_run(0, cols) && threadIdx.x % 32 == 0) {
+        float4 y[1];
+        grid_collect(y, p.of.phase, [&](int) { return p.of.part + column(0, 0); });
+    }
+    __syncwarp();
 #pragma unroll
     for (int i = 0; i < NORM_RUNS; i++) {
         const int k = column(i, 0);
@@ -752,18 +744,18 @@ DEVICE void collect_act(uint16_t *act, const float *from, const gpu_turns &d, co
 /* ---- the router ---- */
 
 /* A product with the router's matrix is linear, so each block multiplies its own part of the sum
- * that becomes the residual, before the barrier, by the columns for its rows, and adds the results
- * to those of other blocks.  The factor of the norm is the same for all outputs, and follows after
- * the barrier.  Outputs are added as multiples of the unit 1 / gpu_token_step.unit, a power of two
- * about 2^30 times smaller than 1 in the normed row before attention.  A NaN becomes the smallest
- * number; one of the residual is in the factor of the norm, too. */
-constexpr float UNITS_OF_ONE = 1 << 30, MOST_UNITS = 1ull << 54;        /* of a block: the sum of all fits */
+ * that becomes the residual by the columns for its rows, and adds the results to those of other
+ * blocks.  The factor of the norm is the same for all outputs, and follows.  Outputs are added as
+ * multiples of the unit 1 / gpu_token_step.unit, a power of two about 2^27 times smaller than 1 in
+ * the normed row before attention.  A NaN becomes the smallest number; one of the residual is in
+ * the factor of the norm, too. */
+constexpr float UNITS_OF_ONE = 1 << 27, MOST_UNITS = 1ull << 45;        /* of a block: the sum of all fits */
 
 DEVICE float output_unit(float inverse) { return float_of(bits_of(inverse) & 0x7f800000) * UNITS_OF_ONE; }
-DEVICE unsigned long long in_units(float x)
+DEVICE long long in_units(float x)
 {
     const float in_range = fminf(fmaxf(x, -MOST_UNITS), MOST_UNITS);
-    return (unsigned long long)EITHER(__float2ll_rn(in_range), llrintf(in_range));
+    return EITHER(__float2ll_rn(in_range), llrintf(in_range));
 }
 
 /* Start to copy the router's columns for the rows of a tile of o to [tiles][32][GPU_TOKEN_PITCH]:
@@ -812,18 +804,8 @@ DEVICE void add_outputs(const gpu_route &r, const float *added, const float *col
         for (int i = 8; i < 32; i *= 2)
             sum += __shfl_xor_sync(FULL_WARP, sum, i);
         if (share == 0)
-            add_for_blocks(outputs + 8 * at + lane % 8, in_units(sum * unit));
+            grid_add(outputs + 8 * at + lane % 8, in_units(sum * unit));
     }
-}
-
-/* The sum of the copies of output i. */
-DEVICE long long added_outputs(const unsigned long long *outputs, int i, int ld)
-{
-    unsigned long long sum = 0;
-#pragma unroll
-    for (int c = 0; c < GPU_TOKEN_COPIES; c++)
-        sum += load_shared_by_blocks(outputs + c * ld + i);
-    return (long long)sum;
 }
 
 /* ---- the kernel ---- */
@@ -832,20 +814,21 @@ DEVICE long long added_outputs(const unsigned long long *outputs, int i, int ld)
 struct barrier {
     unsigned *arrived, n;
 
+    /* Arrive by the first warp, while the others go on: they have read the words of others before a
+     * barrier of the block. */
     DEVICE void arrive()
-    {
-        grid_arrive(arrived);
-        n++;
-    }
-    /* Arrive after a stage whose results only the first warp has stored, or others before a barrier
-     * of the block: the other warps go on, and load what they need next. */
-    DEVICE void arrive_by_first_warp()
     {
         if (threadIdx.x < 32)
             grid_arrive_alone(arrived);
         n++;
     }
     DEVICE void wait() const { grid_wait(arrived, n); }
+    /* Wait, if a barrier of the block comes before this thread relies on it. */
+    DEVICE void wait_by_last_warp() const
+    {
+        if (threadIdx.x / 32 == WARPS - 1)
+            grid_wait_alone(arrived, n);
+    }
 };
 
 /* Copy the description of a layer to shared memory. */
@@ -894,12 +877,12 @@ template <int TYPE>
 DEVICE void run_qkv(const block_room &r, const gpu_token_layer &l, const wide_table &table, unsigned at, bool first)
 {
     const gpu_token_step &o = r.o;
-    const linear_job<TYPE> job(o.qkv, l.qkv, l.qkv_bias, r.act(), { o.qkv_parts, (int)(at % 2) });
+    const linear_job<TYPE> job(o.qkv, l.qkv, l.qkv_bias, r.act(), { o.qkv_parts, at % 2 });
     units<TYPE, 1, linear_job<TYPE>> u;
     norm_runs v, w;
     u.begin(job, r.aims());
     load_factors(w, l.attn_norm.w, o.hidden);
-    add_pending(v, r.x(), { { o.down_parts, (int)(~at % 2) }, first ? 0 : o.down.parts, 32 * o.down.n_tiles, o.scale },
+    add_pending(v, r.x(), { { o.down_parts, ~at % 2 }, first ? 0 : o.down.parts, 32 * o.down.n_tiles, o.scale },
                 o.hidden);
     const float inverse = norm_row(v, w, l.attn_norm, o.part, r.act(), r.squares());
     if (threadIdx.x == 0)
@@ -948,15 +931,17 @@ DEVICE void merge_heads(const block_room &r, const gpu_token_layer &l, unsigned 
     }
 }
 
-DEVICE float *o_parts_of(const gpu_token_step &o, unsigned at)
+/* Parts of o go to two buffers in turn, each of which has the other phase each time.  They are
+ * collected after the block has arrived at the barrier, and before it waits there. */
+DEVICE part_sums o_parts_of(const gpu_token_step &o, unsigned at)
 {
-    return o.o_parts + at % 2 * GPU_TURN_PARTS * 32 * o.o.n_tiles;
+    return { o.o_parts + at % 2 * GPU_TURN_PARTS * 32 * o.o.n_tiles, (at + 1) / 2 % 2 };
 }
 
 template <int TYPE>
 DEVICE linear_job<TYPE> o_of(const block_room &r, const gpu_token_layer &l, unsigned at)
 {
-    return { r.o.o, &l.o, &l.o_bias, r.act(), { o_parts_of(r.o, at), STORED } };
+    return { r.o.o, &l.o, &l.o_bias, r.act(), o_parts_of(r.o, at) };
 }
 
 template <int TYPE>
@@ -973,6 +958,16 @@ DEVICE void run_o(const block_room &r, const gpu_token_layer &l, const wide_tabl
 DEVICE unsigned long long *outputs_of(const gpu_token_step &o, unsigned at)
 {
     return o.outputs + at % 4 * GPU_TOKEN_COPIES * 32 * o.lists;
+}
+
+/* Wait for output i of the router: the sum of its copies.  Each block that has turns of o adds to
+ * one. */
+DEVICE long long added_output(const gpu_token_step &o, unsigned at, int i)
+{
+    const unsigned long long *const outputs = outputs_of(o, at) + i;
+    const auto copy = [&](int c) { return outputs + c * 32 * o.lists; };
+    const auto blocks = [&](int c) { return (o.o_blocks + GPU_TOKEN_COPIES - 1 - c) / GPU_TOKEN_COPIES; };
+    return grid_total<GPU_TOKEN_COPIES>(copy, blocks);
 }
 
 /* o of a layer with experts, and the outputs of its router. */
@@ -1011,7 +1006,7 @@ DEVICE void clear_outputs(const gpu_token_step &o, unsigned at)
 DEVICE void add_o(norm_runs &v, const block_room &r, unsigned at)
 {
     const gpu_token_step &o = r.o;
-    add_pending(v, r.x(), { { o_parts_of(o, at), STORED }, o.o.parts, 32 * o.o.n_tiles, o.scale }, o.hidden);
+    add_pending(v, r.x(), { o_parts_of(o, at), o.o.parts, 32 * o.o.n_tiles, o.scale }, o.hidden);
 }
 
 DEVICE chosen chosen_of(const gpu_token_layer &l, int expert)
@@ -1033,12 +1028,11 @@ struct choice { bool raw; float inverse; int id; };
 DEVICE choice choose(const block_room &r, const gpu_token_layer &l, const barrier &all, unsigned at)
 {
     enum { CHOOSING = 4 };              /* warps: a warpgroup */
-    const int ld = 32 * l.route.w[0].n_tiles, lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const float *const bias = l.route.bias[0];
     const float unit = one_output(r);
     norm_runs v;
     choice c = { !bias && !l.route.correction, 1, 0 };
-    all.wait();
     if (!c.raw) {
         add_o(v, r, at);
         store_squares(v, r.o.hidden, r.squares());
@@ -1047,7 +1041,7 @@ DEVICE choice choose(const block_room &r, const gpu_token_layer &l, const barrie
     }
     if (warp < CHOOSING) {
         c.id = choose_ids<CHOOSING>(l.route, r.room(), c.raw, [&](int i) {
-            const float x = (float)added_outputs(outputs_of(r.o, at), i, ld) * unit * c.inverse;
+            const float x = (float)added_output(r.o, at, i) * unit * c.inverse;
             return bias ? x + bias[i] : x;
         }, [] { warpgroup_sync(0); });
         if (warp == CHOICE_SORTING && lane < l.route.top_k)
@@ -1057,6 +1051,7 @@ DEVICE choice choose(const block_room &r, const gpu_token_layer &l, const barrie
         add_o(v, r, at);
         store_squares(v, r.o.hidden, r.squares());
     }
+    all.wait_by_last_warp();
     __syncthreads();                    /* the experts and the sums of all warps are there */
     return c;
 }
@@ -1087,8 +1082,8 @@ DEVICE void run_up(const block_room &r, const gpu_token_layer &l, const wide_tab
     norm_runs v, w;
     u.begin(job, r.aims());
     load_factors(w, l.mlp_norm.w, r.o.hidden);
-    all.wait();
     add_o(v, r, at);
+    all.wait_by_last_warp();
     norm_row(v, w, l.mlp_norm, r.o.part, r.act(), r.squares());
     u.run(job, table, r.aims(), r.sums());
 }
@@ -1178,11 +1173,10 @@ void one_token_kernel(gpu_token_step given)
             choose_dense(r, l);
         if (l.route.n_experts) {
             run_o_and_router<TYPE>(r, l, table, at);
-            all.arrive();
         } else {
             run_o<TYPE>(r, l, table, at);
-            all.arrive_by_first_warp();
         }
+        all.arrive();
         /* collect_act() has waited for the next layer, and other threads read it after barriers */
         if (i + 1 < o.n && threadIdx.x == 0)
             complete_layer(r.layer(i + 1), r);
@@ -1194,10 +1188,10 @@ void one_token_kernel(gpu_token_step given)
         }
         run_down<TYPE>(r, l, table, at);
     }
-    all.arrive_by_first_warp();
+    all.arrive();
     if (blockIdx.x != 0)
         return;
-    add_pending(v, r.x(), { { o.down_parts, (int)((o.before + o.n) % 2) }, o.down.parts, 32 * o.down.n_tiles, o.scale },
+    add_pending(v, r.x(), { { o.down_parts, (o.before + o.n) % 2 }, o.down.parts, 32 * o.down.n_tiles, o.scale },
                 o.hidden);
     store_columns(o.x, v, o.hidden);
     if (threadIdx.x == 0)               /* all blocks have read it before their first barrier */
@@ -1236,6 +1230,7 @@ static size_t plan(gpu_token_step &o, const gpu_token_layer &l, int blocks)
     o.by_32s = GPU_INVERSE(l.attention.head_dim / 32);
     o.share = l.attention.n_heads / l.attention.n_kv_heads;
     o.part = 1 / (float)o.hidden;
+    o.o_blocks = (o.o.n_tiles * o.o.per_tile + o.o.share - 1) / o.o.share;
     o.log_split = gpu_token_log_split(o.max_splits, l.attention.n_kv_heads, blocks);
     o.n_splits = o.max_splits * GPU_SPLIT >> o.log_split;
     return plan_room(o, l);

@@ -409,16 +409,16 @@ struct gpu_token_step {
      * published (grid_publish), 0 before the first step:
      *   qkv_parts      [GPU_TURN_PARTS][rows of q, k and v, each a multiple of 32]
      *   down_parts     [GPU_TURN_PARTS][hidden, a multiple of 32]
+     *   o_parts        [2][GPU_TURN_PARTS][hidden, a multiple of 32]: of layers in turn
      *   att            [n_heads * head_dim], the result of attention
      *   h              [experts of a token][rows of gate], the result of gate and up
      * sent (grid_send), empty before and after:
      *   sums           of each split: [n_heads][head_dim / 32][n_splits][GPU_TOKEN_SUM]
      *   gate_parts     [GPU_TOKEN_BLOCKS][2][32]: each block's part of the sums of gate and up of
      *                  a tile, for the block with the tile's first part
-     * ordered by the barrier of a layer:
-     *   o_parts        [2][GPU_TURN_PARTS][hidden, a multiple of 32]: of layers in turn
-     *   outputs        [4][GPU_TOKEN_COPIES][n_experts, a multiple of 32], 0 before the first step:
-     *                  of the router of layers in turn */
+     * added (grid_add), 0 before the first step:
+     *   outputs        [4][GPU_TOKEN_COPIES][n_experts, a multiple of 32]: of the router of layers
+     *                  in turn */
     unsigned *layers_before, *arrived;
     float *qkv_parts, *down_parts, *att, *h, *sums, *gate_parts, *o_parts;
     unsigned long long *outputs;
@@ -432,6 +432,7 @@ struct gpu_token_step {
     int share;                          /* query heads that share a key */
     int log_split, n_splits;            /* of attention: gpu_token_log_split(), and how many there may be */
     float part;                         /* 1 / hidden */
+    int o_blocks;                       /* that have turns of o */
     float unit;                         /* by which blocks multiply the router's outputs of a layer */
     struct gpu_token_room room;
 };

@@ -43,12 +43,14 @@ DEVICE void grid_arrive_alone(unsigned *arrived)
         count_arrival(arrived);
 }
 
-/* All threads call it: until all blocks have arrived n times. */
-DEVICE void grid_wait(const unsigned *arrived, unsigned n)
+/* A warp calls it: until all blocks have arrived n times.  Other threads of the block have waited
+ * after the block's next barrier. */
+DEVICE void grid_wait_alone(const unsigned *arrived, unsigned n)
 {
-    if (threadIdx.x < GPU_GRID_COUNTERS) {
-        const unsigned *const mine = arrived + threadIdx.x * GPU_GRID_LINE;
-        const unsigned all = n * ((gridDim.x + GPU_GRID_COUNTERS - 1 - threadIdx.x) / GPU_GRID_COUNTERS);
+    const unsigned i = threadIdx.x % 32;
+    if (i < GPU_GRID_COUNTERS) {
+        const unsigned *const mine = arrived + i * GPU_GRID_LINE;
+        const unsigned all = n * ((gridDim.x + GPU_GRID_COUNTERS - 1 - i) / GPU_GRID_COUNTERS);
 #ifdef __CUDACC__
         unsigned v;
         do
@@ -59,6 +61,13 @@ DEVICE void grid_wait(const unsigned *arrived, unsigned n)
             emulated_grid_wait(mine, all);
 #endif
     }
+}
+
+/* All threads call it: the same for all of them. */
+DEVICE void grid_wait(const unsigned *arrived, unsigned n)
+{
+    if (threadIdx.x < 32)
+        grid_wait_alone(arrived, n);
     __syncthreads();                    /* the first threads have waited */
 }
 
@@ -208,6 +217,44 @@ DEVICE void grid_empty(float *four)
     for (int k = 0; k < 4; k++)
         emulated_grid_empty(four + k);
 #endif
+}
+
+/* ---- sums of all blocks ---- */
+
+/* A word of 64 bits that blocks add whole numbers to, each of them once.  Its lowest bits count the
+ * blocks, so it tells by itself whether the sum is whole.  It begins with 0. */
+enum { COUNT_BITS = 9, GRID_COUNT = 1 << COUNT_BITS /* more than a launch has blocks */ };
+
+DEVICE void grid_add(unsigned long long *to, long long x)
+{
+    const unsigned long long word = (unsigned long long)x * GRID_COUNT + 1;
+    EITHER(asm volatile("red.relaxed.gpu.global.add.u64 [%0], %1;" :: "l"(to), "l"(word) : "memory"),
+           atomicAdd(to, word));
+}
+
+/* Wait until count(i) blocks have added to the word at place(i).  Returns the total of N words. */
+template <int N, class PLACE, class COUNT> DEVICE long long grid_total(PLACE place, COUNT count)
+{
+    unsigned long long v[N], sum = 0;
+#ifdef __CUDACC__
+    bool whole;
+    do {
+        whole = true;
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(v[i]) : "l"(place(i)) : "memory");
+#pragma unroll
+        for (int i = 0; i < N; i++)
+            whole &= ((unsigned)v[i] & (GRID_COUNT - 1)) == (unsigned)count(i);
+    } while (!whole);
+#else
+    for (int i = 0; i < N; i++)
+        v[i] = emulated_grid_sum(place(i), GRID_COUNT - 1, (unsigned)count(i));
+#endif
+#pragma unroll
+    for (int i = 0; i < N; i++)
+        sum += v[i];
+    return (long long)sum >> COUNT_BITS;
 }
 
 /* ---- the end of a launch ---- */

@@ -131,14 +131,6 @@ DEVICE float4 load_four_shared_by_blocks(const float *p)
     return EITHER(__ldcg(reinterpret_cast<const float4 *>(p)), make_float4(p[0], p[1], p[2], p[3]));
 }
 
-DEVICE unsigned long long load_shared_by_blocks(const unsigned long long *p) { return EITHER(__ldcg(p), *p); }
-
-/* Add to a number in global memory that other blocks add to, and read after a barrier. */
-DEVICE void add_for_blocks(unsigned long long *p, unsigned long long x)
-{
-    EITHER(asm volatile("red.global.add.u64 [%0], %1;" :: "l"(p), "l"(x) : "memory"), atomicAdd(p, x));
-}
-
 /* Start to copy 16 bytes from global to shared memory, without waiting. */
 DEVICE void copy_async(void *to, const void *from)
 {

@@ -178,6 +178,8 @@ void emulated_grid_send(float *to, uint32_t word);
 uint32_t emulated_grid_receive(const float *from);
 enum : uint32_t { EMULATED_GRID_EMPTY = 0xffffffff };
 void emulated_grid_empty(float *word);
+/* Wait until the bits `mask` of a sum are `count`. */
+unsigned long long emulated_grid_sum(const unsigned long long *from, unsigned mask, unsigned count);
 
 /* together: made by launch_together(). */
 struct emulated_shape { dim3 grid; int threads; size_t shared; bool together; };

@@ -493,6 +493,17 @@ uint32_t emulated_grid_receive(const float *from)
     return p ? *p : 0;
 }
 
+unsigned long long emulated_grid_sum(const unsigned long long *from, unsigned mask, unsigned count)
+{
+    if (!can_meet("grid_total"))
+        return 0;
+    if (checking && m.together)
+        check(from, sizeof *from, BLOCKS_ATOMIC);
+    while ((*from & mask) != count)
+        wait_for(reinterpret_cast<const unsigned *>(from), "grid_total");
+    return *from;
+}
+
 void emulated_grid_empty(float *word)
 {
     if (uint32_t *const p = word_at(word, "grid_empty"))

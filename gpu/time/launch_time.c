@@ -73,22 +73,20 @@ static double add_round(const struct timed_gpu *g, const struct timed_launch *l,
 
 double timed_gap(const struct timed_gpu *g) { return g->dependent_s > 0 ? g->dependent_s : g->launch_s; }
 
-/* A barrier: the fence after a block's last store, the count, and the load that sees it.  L2 counts
- * one arrival at a counter in a cycle (assumed).  A word: its store, and the load that sees it,
- * which is the load of what the stage reads first.  Words are loaded again and again, so the last
- * load waits until the one before it has ended, which takes longer than a latency if there are
- * many. */
-enum { FENCE = 1, COUNT_AND_LOAD = 2, WORD = 2 /* latencies of L2 */ };
-static double barrier_seconds(const struct timed_gpu *g)
+/* A stage begins with words: their store, and the load that sees them, which is the load of the
+ * first data of the stage.  Words are loaded again and again, so the last load waits until the one
+ * before it has ended, which takes longer than a latency if there are many. */
+enum { WORD = 2 /* latencies of L2 */ };
+static double word_seconds(const struct timed_gpu *g, double bytes)
 {
-    return ((FENCE + COUNT_AND_LOAD) * g->l2_cycles + (double)g->n_sms / GPU_GRID_COUNTERS) / g->clock;
+    const double latency = g->l2_cycles / g->clock;
+    return WORD * latency + fmax(0, bytes / g->l2 - latency);
 }
 
 /* The time before a launch, or a stage, from the end of the one before it. */
 static double time_before(const struct timed_gpu *g, const struct timed_launch *before, const struct timed_launch *l)
 {
-    return l->words > 0 ? WORD * g->l2_cycles / g->clock + fmax(0, l->words / g->l2 - g->l2_cycles / g->clock)
-           : l->stage > 0 ? barrier_seconds(g)
+    return l->stage > 0 ? word_seconds(g, l->words)
            : l->follows && !l->together && !(before && before->together) ? timed_gap(g) : g->launch_s;
 }
 
@@ -125,10 +123,9 @@ static struct head_start head_start_of(const struct timed_gpu *g, const struct t
               beside = l->stage == 0 && on_one <= fits ? fit_beside(g, l, room_of(before), on_one) : 0;
     const double rate = g->memory * g->memory_share, latency = g->memory_cycles / g->clock,
                  at_once = fmin(l->active, (double)g->n_sms * resident(g, l)),
-                 /* at a barrier or word: from the end of the loop, or if no warp ends before the
-                  * arrival, from there; and in blocks without work in the stage before */
-                 fence = before->frees > 0 ? FENCE : 0, meeting = l->words > 0 ? WORD : COUNT_AND_LOAD + fence,
-                 ahead = l->stage > 0 ? wait_seconds(g, 0, meeting, before->frees) : timed_gap(g),
+                 /* of a stage: from the end of the loop, or if no warp ends before words are sent,
+                  * from there; and in blocks without work in the stage before */
+                 ahead = l->stage > 0 ? wait_seconds(g, 0, WORD, before->frees) : timed_gap(g),
                  free = l->stage > 0 ? fmax(g->n_sms - (double)before->active, 0) : (double)g->n_sms * beside,
                  some = l->stage > 0 ? 0 : 1,           /* of idle time: all blocks have it */
                  lone = ahead + alone_seconds(g, before), waits = wait_seconds(g, 0, l->early_l2, l->early_cycles),
@@ -152,7 +149,7 @@ struct timed_cost timed_launch_cost(const struct timed_gpu *g, const struct time
     const double setup = wait_seconds(g, l->setup_memory, l->setup_l2, l->setup_cycles),
                  /* instead of first weights a block then waits for its first activations, unless
                   * they are words, which are there */
-                 saved = fmin(h.seconds, fmax(g->memory_cycles - (l->words > 0 ? 0 : g->l2_cycles), 0) / g->clock);
+                 saved = fmin(h.seconds, fmax(g->memory_cycles - (l->stage > 0 ? 0 : g->l2_cycles), 0) / g->clock);
     double sum[N_CAUSES] = { [LAUNCH] = time_before(g, before, l),
                              /* other blocks of the multiprocessor hide the waits of later rounds */
                              [WAITS] = setup * (1 + (rounds > 1 ? rounds - 1 : 0) / resident(g, l)) - saved +

@@ -5,8 +5,8 @@
  * and the longest of seven times: bytes from memory, bytes from L2, instructions, products of the
  * tensor cores, cycles of shared memory, exponentials, and the dependent loads of the loop.  Blocks
  * run in rounds of as many as fit on the device.  First weights that a dependent launch loads while
- * memory would be idle take no time.  A launch whose blocks meet at barriers, or wait for each
- * other's words, is listed as its stages, with the time of a barrier or a word between them.  The
+ * memory would be idle take no time.  A launch whose blocks wait for each other's words is
+ * listed as its stages, with the time of a word between them.  The
  * list follows layers.c, one_token.c and step.c of gpu/backend; tests/unit/t-gpu-time.c compares it
  * with what the backend launches. */
 #ifndef ZSE_GPU_TIME_LAUNCH_TIME_H
@@ -66,9 +66,8 @@ struct timed_launch {
     int wgmma;
     int follows;                        /* another launch of the step comes before it */
     /* all blocks run at the same time (launch.cuh), and the launch does not overlap with others.
-     * stage above 0: no launch, but what its blocks do after they have met at a barrier; or if
-     * words is above 0, when words of so many bytes have come that they collect
-     * (gpu/prim/grid.cuh) */
+     * stage above 0: no launch, but what its blocks do when words have come, of so many bytes for
+     * all blocks together (gpu/prim/grid.cuh) */
     int together, stage;
     double words;
     /* of a block: waits outside of its loop (for memory, for L2, and other cycles); turns of the
@@ -81,8 +80,8 @@ struct timed_launch {
      * before these loads */
     double early, early_l2;
     /* of a stage: cycles before these loads, in which they are prepared; cycles of its waits in
-     * which they go on arriving, while blocks wait for activations and norm them; cycles before its
-     * arrival at the barrier in which all warps but the first one have begun the next stage */
+     * which they go on arriving, while blocks collect activations and norm them; cycles before it
+     * sends words in which all warps but the first one have begun the next stage */
     double early_cycles, arriving, frees;
 };
 

@@ -195,7 +195,7 @@ static void count_turns(const struct token_walk *t, struct timed_launch *l, cons
         bytes += GPU_TURN_STEPS(m[i]->type) * (double)m[i]->tile_bytes / n_steps(m[i]) * m[i]->n_tiles / n_tiles;
     }
     l->active = ceil_of(d->n_tiles * d->per_tile, d->share);
-    /* the first turns are loaded before the barrier */
+    /* the first turns are loaded before the words come */
     l->issue = l->active * (most.products * d->share + most.loads * (d->share - first)) +
                (double)l->active * OUTSIDE * GPU_TOKEN_WARPS;
     l->turns = ceil((double)d->share / GPU_TOKEN_WARPS);
@@ -228,17 +228,15 @@ static double columns_cycles(const struct token_walk *t, int instructions)
     return cycles;
 }
 
-/* Every block adds the parts that a stage has left to the residual, and norms it.  collected: they
- * are words. */
-static void count_norm(const struct token_walk *t, struct timed_launch *l, const struct gpu_turns *left, int collected)
+/* Every block adds the parts that a stage has left to the residual, and norms it. */
+static void count_norm(const struct token_walk *t, struct timed_launch *l, const struct gpu_turns *left)
 {
-    const double parts = left ? 4.0 * t->same.blocks * left->parts * t->w->m->config.hidden_size : 0,
-                 cycles = columns_cycles(t, NORM_SQUARES + NORM + (collected ? NORM_COLLECTS : 0)) + SQUARES_WAITS +
+    const double cycles = columns_cycles(t, (left ? NORM_COLLECTS : 0) + NORM_SQUARES + NORM) + SQUARES_WAITS +
                           NORM_WAITS;
     l->setup_cycles += cycles;
-    l->arriving = (collected ? 0 : t->w->g->l2_cycles) + cycles;
-    l->words = collected ? parts : 0;
-    l->l2_bytes += parts;
+    l->setup_l2 += left ? 1 : 0;        /* a word comes first, then all of them */
+    l->arriving = (left ? t->w->g->l2_cycles : 0) + cycles;
+    l->l2_bytes += left ? 4.0 * t->same.blocks * left->parts * t->w->m->config.hidden_size : 0;
     l->bytes += 4.0 * t->w->m->config.hidden_size;
 }
 
@@ -253,7 +251,7 @@ static void add_qkv(struct token_walk *t, const struct layer *l, int first)
     s.done = 8 * s.flop;
     s.l2_bytes = s.bytes;
     count_turns(t, &s, &t->qkv, m, 3);
-    count_norm(t, &s, first ? NULL : &t->down, !first);
+    count_norm(t, &s, first ? NULL : &t->down);
     stage(t, s);
 }
 
@@ -377,29 +375,31 @@ static void add_up(struct token_walk *t, const struct mat *const mats[3], const 
     s.l2_bytes = s.bytes;
     s.active = ceil_of(d->n_tiles * d->per_tile, d->share);
     s.issue = s.active * ((gate.all + up.all) * d->share + (2 * OUTSIDE + JOIN) * GPU_TOKEN_WARPS);
-    if (!m)                             /* the first ones are loaded before the barrier */
+    if (!m)                             /* the first ones are loaded before the words come */
         s.issue -= (gate.all + up.all - gate.products - up.products) / split * s.active * first;
     s.turns = ceil((double)share / GPU_TOKEN_WARPS);
     s.turn_memory = 1;
     s.turn_cycles = (gate.all + up.all) / split;
     count_join(t, &s, split);
     if (m) {
-        /* the parts of o and the router's outputs; the choice, while other warps add up squares,
-         * unless it depends on these; the first loads.  The weights of experts and the norm have
-         * time until these are there */
-        const double squares = columns_cycles(t, NORM_SQUARES) + SQUARES_WAITS, ids = AS_OUTPUT + walk_ids_cycles(m, 4),
-                     norm = columns_cycles(t, NORM) + NORM_WAITS;
+        /* the router's outputs as words; the choice, while other warps collect the parts of o and
+         * add up squares, unless it depends on these; the first loads.  The weights of experts and
+         * the norm have time until these are there.  The barrier, with a fence and a count, is over
+         * before the choice */
+        const double parts = 4.0 * t->same.blocks * t->o.parts * t->w->m->config.hidden_size,
+                     squares = columns_cycles(t, NORM_COLLECTS + NORM_SQUARES) + SQUARES_WAITS,
+                     ids = AS_OUTPUT + walk_ids_cycles(m, 4), norm = columns_cycles(t, NORM) + NORM_WAITS;
         const int raw = !m->correction && !(t->w->m->config.biases & BIAS_ROUTER);
-        s.setup_l2++;
-        s.setup_cycles += (raw ? fmax(ids, squares) : squares + NORM_WAITS + ids) + CHOSEN +
+        s.words = 8.0 * t->same.blocks * GPU_TOKEN_COPIES * TILE_ROWS * ceil_of(m->n_experts, TILE_ROWS);
+        s.setup_l2 += raw ? 0 : 1;
+        s.setup_cycles += (raw ? fmax(ids, t->w->g->l2_cycles + squares) : squares + NORM_WAITS + ids) + CHOSEN +
                           fmin(place_cycles(t, gate), place_cycles(t, up)) * 4 / GPU_TOKEN_WARPS +
                           fmax(0, fmax(norm, WEIGH_EXPERTS) - t->w->g->memory_cycles);
-        s.l2_bytes += t->same.blocks * (4.0 * t->o.parts * t->w->m->config.hidden_size +
-                                        8.0 * GPU_TOKEN_COPIES * TILE_ROWS * ceil_of(m->n_experts, TILE_ROWS));
+        s.l2_bytes += s.words + parts;
     } else {
         s.early = first * ((double)mats[0]->tile_bytes + (double)mats[1]->tile_bytes) / d->per_tile / split;
         s.early_cycles = fmax(place_cycles(t, gate), place_cycles(t, up));
-        count_norm(t, &s, &t->o, 0);
+        count_norm(t, &s, &t->o);
     }
     stage(t, s);
 }
