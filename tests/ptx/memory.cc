@@ -303,7 +303,12 @@ template <class T, int N, unsigned SEMANTICS> static void load_poll(warp &w, con
         uint64_t value[2] = {};
         static_assert(sizeof v <= sizeof value, "a poll has up to 16 bytes");
         memcpy(value, v, sizeof v);
-        auto &last = w.polled[i][w.pc % N_POLLS];
+        int k = 0;
+        while (k < N_POLLS && w.polled[i][k].pc != w.pc)
+            k++;
+        if (k == N_POLLS)
+            k = w.oldest_poll[i]++ % N_POLLS;
+        auto &last = w.polled[i][k];
         if (last.pc == w.pc && last.address == (uint64_t)p && !memcmp(last.value, value, sizeof value))
             failed |= 1u << i;
         last = { w.pc, (uint64_t)p, { value[0], value[1] } };

@@ -126,8 +126,9 @@ struct warp {
     /* at_poll: lanes whose last poll read the same value as the same poll before.  woken: lanes
      * that were at_poll and run to poll again. */
     uint32_t at_poll, woken;
-    /* a lane's last polls, each in the entry that its place in the code determines */
+    /* a lane's last polls at different places of the code; oldest: the entry for the next one */
     struct { int pc; uint64_t address, value[2]; } polled[LANES][N_POLLS];
+    uint8_t oldest_poll[LANES];
     int index;
     unsigned n_collectives;             /* orders accesses of the lanes */
     uint32_t waited;                    /* lanes that have executed griddepcontrol.wait, or need not */
