@@ -66,7 +66,7 @@ DEVICE unsigned thread_number()
 
 enum { WARPS = GPU_TOKEN_WARPS, THREADS = WARPS * 32 };
 static_assert((int)THREADS == (int)NORM_THREADS && GPU_SPLIT == 1 << 7, "gpu_token_log_split()");
-static_assert((int)GPU_TOKEN_BLOCKS < (int)GRID_COUNT, "a sum counts its blocks");
+static_assert((int)GPU_TOKEN_BLOCKS / (int)GPU_TOKEN_COPIES < (int)GRID_COUNT, "a sum counts its blocks");
 
 /* ---- turns ---- */
 
@@ -746,10 +746,10 @@ DEVICE void collect_act(uint16_t *act, const float *from, const gpu_turns &d, co
 /* A product with the router's matrix is linear, so each block multiplies its own part of the sum
  * that becomes the residual by the columns for its rows, and adds the results to those of other
  * blocks.  The factor of the norm is the same for all outputs, and follows.  Outputs are added as
- * multiples of the unit 1 / gpu_token_step.unit, a power of two about 2^27 times smaller than 1 in
+ * multiples of the unit 1 / gpu_token_step.unit, a power of two about 2^30 times smaller than 1 in
  * the normed row before attention.  A NaN becomes the smallest number; one of the residual is in
  * the factor of the norm, too. */
-constexpr float UNITS_OF_ONE = 1 << 27, MOST_UNITS = 1ull << 45;        /* of a block: the sum of all fits */
+constexpr float UNITS_OF_ONE = 1 << 30, MOST_UNITS = 1ull << 51;        /* of a block: the sum of all fits */
 
 DEVICE float output_unit(float inverse) { return float_of(bits_of(inverse) & 0x7f800000) * UNITS_OF_ONE; }
 DEVICE long long in_units(float x)
@@ -819,7 +819,7 @@ struct barrier {
     DEVICE void arrive()
     {
         if (threadIdx.x < 32)
-            grid_arrive_alone(arrived);
+            grid_arrive(arrived);
         n++;
     }
     DEVICE void wait() const { grid_wait(arrived, n); }
@@ -827,7 +827,7 @@ struct barrier {
     DEVICE void wait_by_last_warp() const
     {
         if (threadIdx.x / 32 == WARPS - 1)
-            grid_wait_alone(arrived, n);
+            grid_wait_by_warp(arrived, n);
     }
 };
 
@@ -861,9 +861,7 @@ struct block_room {
     DEVICE float *room() const { return reinterpret_cast<float *>(at(o.room.room)); }
     DEVICE aim *aims() const { return reinterpret_cast<aim *>(at(o.room.aims)); }
     DEVICE float *squares() const { return reinterpret_cast<float *>(at(o.room.squares)); }
-    DEVICE int32_t *ids() const { return reinterpret_cast<int32_t *>(experts() + o.top_k); }
-    DEVICE float *weight() const { return reinterpret_cast<float *>(ids() + o.top_k); }
-    DEVICE int32_t *pos() const { return reinterpret_cast<int32_t *>(weight() + o.top_k); }
+    DEVICE int32_t *pos() const { return reinterpret_cast<int32_t *>(experts() + o.top_k); }
     DEVICE int32_t *table_of() const { return pos() + 1; }
     /* of the first job of attention, and of two others in turn */
     DEVICE int32_t *kv_blocks() const { return pos() + 4; }
@@ -924,10 +922,13 @@ DEVICE void merge_heads(const block_room &r, const gpu_token_layer &l, unsigned 
     const token_sums all = sums_of(r, o);
     const int pos = *r.pos(), first = first_seen(pos, o.window, o.chunk) >> r.o.log_split,
               n = (pos >> r.o.log_split) - first + 1;
+    /* behind the sums of q, k and v, which the first warp may still read */
+    float *const room = r.sums() + 2 * WARPS * 32;
+    static_assert(WARPS * GPU_TOKEN_SUM <= 2 * WARPS * 32, "the sums of gate and up have as much room again");
 #pragma unroll 1
     for (int i = gridDim.x - 1 - blockIdx.x; i < o.n_heads * (int)all.n_32; i += gridDim.x) {
         const int head = divided(i, r.o.by_32s);
-        merge_splits(r.o.att + 32 * i, at % 2, all, o.sinks, head, i - head * all.n_32, first, n, r.sums());
+        merge_splits(r.o.att + 32 * i, at % 2, all, o.sinks, head, i - head * all.n_32, first, n, room);
     }
 }
 
@@ -1061,7 +1062,7 @@ DEVICE void weigh(const block_room &r, const gpu_token_layer &l, const choice &c
 {
     if (threadIdx.x / 32 != CHOICE_WEIGHING)
         return;
-    const float weight = weigh_only(l.route, r.room(), c.raw ? inverse : 0, c.id);
+    const float weight = weigh_only(l.route, r.room(), c.raw, inverse, c.id);
     if ((int)threadIdx.x < l.route.top_k)
         r.experts()[threadIdx.x].weight = weight;
 }
@@ -1125,9 +1126,6 @@ DEVICE void complete_layer(gpu_token_layer &l, const block_room &r)
     l.attention.step = o.step;
     for (int i = 0; i < 3; i++)
         l.attention.prepare.parts[i].n_parts = o.qkv.parts;
-    l.route.pos = o.step.pos;
-    l.route.choice.id = r.ids();
-    l.route.choice.weight = l.up.choice.weight = r.weight();
 }
 
 template <int TYPE> __global__ __launch_bounds__(THREADS, 1)

@@ -462,7 +462,7 @@ static inline size_t gpu_token_shared(struct gpu_token_room *r, size_t table, si
                                       size_t choice, int top_k, int lists)
 {
     const size_t sizes[] = { sizeof(struct gpu_token_step), 2 * sizeof(struct gpu_token_layer), sizeof(float) * hidden,
-                             (size_t)(top_k + 3) / 4 * 4 * (4 * sizeof(void *) + 2 * sizeof(int32_t)) +
+                             (size_t)(top_k + 3) / 4 * 4 * 4 * sizeof(void *) +
                                  4 * sizeof(int32_t) + 3 * GPU_SPLIT / KV_BLOCK * sizeof(int32_t),
                              32 * 16,
                              sizeof(float) * 2 * 2 * 32 * GPU_TOKEN_WARPS,      /* two units, gate and up */

@@ -240,30 +240,24 @@ DEVICE int choose_ids(const gpu_route &r, float *room, bool raw, OUTPUT output, 
     return warp <= CHOICE_SORTING ? rank_best(r, k, k.chosen + 32 * warp, lane) : 0;
 }
 
-/* Store the experts of choose_ids() and their weights.  by: the factor of raw outputs; 0: they were
- * not raw.  Only the warp CHOICE_WEIGHING calls it, and its lane k returns the weight of the
- * k-th. */
-DEVICE float weigh_only(const gpu_route &r, float *room, float by, int id)
+/* Weigh the experts of choose_ids().  by: the factor of outputs that are raw.  Only the warp
+ * CHOICE_WEIGHING calls it, and its lane k returns the weight of the k-th. */
+DEVICE float weigh_only(const gpu_route &r, float *room, bool raw, float by, int id)
 {
     const ranks k = ranks_of(r, room);
     const int lane = threadIdx.x % 32;
     float sum = 1, score = 0;
     if (r.router == GPU_ROUTER_SOFTMAX) {
-        sum = by > 0 ? warp_sum(score_lists(r, k, by, lane)) : *k.sum;
+        sum = raw ? warp_sum(score_lists(r, k, by, lane)) : *k.sum;
         __syncwarp();                   /* the scores are there */
     }
     if (lane < r.top_k)
         score = k.output[id];
     if (r.router == GPU_ROUTER_SOFTMAX)
         score /= sum;
-    else if (by > 0)
+    else if (raw)
         score = r.router == GPU_ROUTER_TOP_SOFTMAX ? score * by : score_of(r.router, score * by, 0);
-    score = weight_of(r, score, lane);
-    if (lane < r.top_k) {
-        r.choice.id[lane] = r.pos[0] < 0 ? -1 : id;
-        r.choice.weight[lane] = score;
-    }
-    return score;
+    return weight_of(r, score, lane);
 }
 
 /* Choose, sort the pairs, and weigh.  The arrays of r.choice may be in shared memory, too.  Other
@@ -275,8 +269,13 @@ template <int WARPS, class OUTPUT> DEVICE void choose_only(const gpu_route &r, f
     if (warp == CHOICE_SORTING && r.sort)
         sort_one(r, lane < r.top_k && r.pos[0] >= 0 ? id : -1, lane);
     __syncthreads();                    /* the scores and their sum are there */
-    if (warp == CHOICE_WEIGHING)
-        weigh_only(r, room, 0, id);
+    if (warp != CHOICE_WEIGHING)
+        return;
+    const float weight = weigh_only(r, room, false, 1, id);
+    if (lane < r.top_k) {
+        r.choice.id[lane] = r.pos[0] < 0 ? -1 : id;
+        r.choice.weight[lane] = weight;
+    }
 }
 
 #endif

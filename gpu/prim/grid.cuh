@@ -8,7 +8,7 @@
  * acquire by another, and its block's barrier.  Loads through the read-only cache (load_stream) are
  * not ordered: they may only read what no block of the launch writes.
  *
- * Blocks may also give each other single floats, and wait for these and for nothing else.
+ * Blocks may also give each other single numbers, and wait for these and for nothing else.
  *
  * One counter takes about one arrival a cycle, so the blocks of a large grid would wait for each
  * other: it is divided into GPU_GRID_COUNTERS, each in a line of L2 of its own. */
@@ -25,18 +25,9 @@ DEVICE void count_arrival(unsigned *arrived)
     EITHER(asm volatile("red.release.gpu.global.add.u32 [%0], 1;" :: "l"(mine) : "memory"), emulated_grid_arrive(mine));
 }
 
-/* All threads call it: all that the block has written before can be read by blocks that have
- * waited. */
+/* The first warp calls it: all that it has written before, and other warps before a barrier of the
+ * block, can be read by blocks that have waited. */
 DEVICE void grid_arrive(unsigned *arrived)
-{
-    __syncthreads();                    /* all threads have written */
-    if (threadIdx.x == 0)
-        count_arrival(arrived);
-}
-
-/* The same for a block of which only the first warp has written since the last arrival: only that
- * warp calls it, and the others need not wait for it. */
-DEVICE void grid_arrive_alone(unsigned *arrived)
 {
     __syncwarp();                       /* all lanes have written */
     if (threadIdx.x == 0)
@@ -45,7 +36,7 @@ DEVICE void grid_arrive_alone(unsigned *arrived)
 
 /* A warp calls it: until all blocks have arrived n times.  Other threads of the block have waited
  * after the block's next barrier. */
-DEVICE void grid_wait_alone(const unsigned *arrived, unsigned n)
+DEVICE void grid_wait_by_warp(const unsigned *arrived, unsigned n)
 {
     const unsigned i = threadIdx.x % 32;
     if (i < GPU_GRID_COUNTERS) {
@@ -67,7 +58,7 @@ DEVICE void grid_wait_alone(const unsigned *arrived, unsigned n)
 DEVICE void grid_wait(const unsigned *arrived, unsigned n)
 {
     if (threadIdx.x < 32)
-        grid_wait_alone(arrived, n);
+        grid_wait_by_warp(arrived, n);
     __syncthreads();                    /* the first threads have waited */
 }
 
@@ -79,11 +70,11 @@ DEVICE void grid_wait(const unsigned *arrived, unsigned n)
  *
  * A published word is read by any number of blocks.  Its lowest bit is the phase, 0 or 1, which is
  * another one each time that the same word is published.  All blocks that collect it must have done
- * so before the next time: a barrier of all blocks comes in between.  The bit costs up to 2^-23 of
- * the float; an infinite one may become NaN.
+ * so before the next time: a barrier of all blocks comes in between.  The bit is lost, which costs
+ * up to 2^-23 of the float.
  *
- * A sent word is received by one block alone, which leaves it empty.  It may be sent again when a
- * barrier of all blocks has ordered this after it. */
+ * A sent word is received by one block alone, which leaves it empty.  It may be sent again after a
+ * barrier of all blocks that comes after that. */
 
 #ifdef __CUDACC__
 DEVICE void store_word(float *to, uint32_t word)
@@ -149,14 +140,15 @@ template <int N, class PLACE> DEVICE void grid_collect(float4 (&y)[N], unsigned 
             for (int k = 0; k < 4; k++)
                 one = or_xor(one, word_of(v[i], k), phase);
             differ |= one;
-            y[i] = floats_of(v[i]);
+            /* without the phase: results must not depend on how often a word was published */
+            y[i] = floats_of(make_uint4(v[i].x & ~1u, v[i].y & ~1u, v[i].z & ~1u, v[i].w & ~1u));
         }
     } while (differ & 1);
 #else
     for (int i = 0; i < N; i++) {
         float *const to[4] = { &y[i].x, &y[i].y, &y[i].z, &y[i].w };
         for (int k = 0; k < 4; k++)
-            *to[k] = float_of(emulated_grid_collect(place(i) + k, phase));
+            *to[k] = float_of(emulated_grid_collect(place(i) + k, phase) & ~1u);
     }
 #endif
 }
@@ -223,7 +215,7 @@ DEVICE void grid_empty(float *four)
 
 /* A word of 64 bits that blocks add whole numbers to, each of them once.  Its lowest bits count the
  * blocks, so it tells by itself whether the sum is whole.  It begins with 0. */
-enum { COUNT_BITS = 9, GRID_COUNT = 1 << COUNT_BITS /* more than a launch has blocks */ };
+enum { COUNT_BITS = 6, GRID_COUNT = 1 << COUNT_BITS /* more than the blocks that add to a word */ };
 
 DEVICE void grid_add(unsigned long long *to, long long x)
 {
@@ -253,7 +245,7 @@ template <int N, class PLACE, class COUNT> DEVICE long long grid_total(PLACE pla
 #endif
 #pragma unroll
     for (int i = 0; i < N; i++)
-        sum += v[i];
+        sum += v[i] - (unsigned)count(i);
     return (long long)sum >> COUNT_BITS;
 }
 

@@ -125,12 +125,6 @@ DEVICE float2 load_pair_shared_by_blocks(const float *p)
     return EITHER(__ldcg(reinterpret_cast<const float2 *>(p)), make_float2(p[0], p[1]));
 }
 
-/* Four of them, at a multiple of 16 bytes. */
-DEVICE float4 load_four_shared_by_blocks(const float *p)
-{
-    return EITHER(__ldcg(reinterpret_cast<const float4 *>(p)), make_float4(p[0], p[1], p[2], p[3]));
-}
-
 /* Start to copy 16 bytes from global to shared memory, without waiting. */
 DEVICE void copy_async(void *to, const void *from)
 {

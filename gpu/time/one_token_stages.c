@@ -16,13 +16,13 @@ enum {
      * (gate and up: twice as many) */
     REDUCE = 210,
     REDUCE_UP = 390,
-    COLLECT = 75,
+    COLLECT = 83,
     COLLECT_WAITS = 85,
     OUTSIDE = 110,
     /* instructions of a warp for the norm of 256 columns: to check that they have arrived; up to
      * the squares; and from there on.  Cycles of shuffles, barriers and a root that nothing hides,
      * before and after that */
-    NORM_COLLECTS = 26,
+    NORM_COLLECTS = 34,
     NORM_SQUARES = 75,
     NORM = 105,
     SQUARES_WAITS = 145,
@@ -234,7 +234,8 @@ static void count_norm(const struct token_walk *t, struct timed_launch *l, const
     const double cycles = columns_cycles(t, (left ? NORM_COLLECTS : 0) + NORM_SQUARES + NORM) + SQUARES_WAITS +
                           NORM_WAITS;
     l->setup_cycles += cycles;
-    l->setup_l2 += left ? 1 : 0;        /* a word comes first, then all of them */
+    /* a word comes first, then all of them: 4096 columns at a time, and half with more parts */
+    l->setup_l2 += left ? (double)ceil_of(t->w->m->config.hidden_size, 4096) * (left->parts > 2 ? 2 : 1) : 0;
     l->arriving = (left ? t->w->g->l2_cycles : 0) + cycles;
     l->l2_bytes += left ? 4.0 * t->same.blocks * left->parts * t->w->m->config.hidden_size : 0;
     l->bytes += 4.0 * t->w->m->config.hidden_size;
@@ -262,7 +263,7 @@ static void add_qkv(struct token_walk *t, const struct layer *l, int first)
  * and for what each warp has merged. */
 static void add_attention(struct token_walk *t, int index)
 {
-    enum { BEGIN = 119, BEGIN_4 = 29, FACTORS = 120, PREPARE = 190, SCORES = 230, VALUES = 41, VALUES_OF_4 = 46,
+    enum { BEGIN = 119, BEGIN_4 = 29, FACTORS = 120, PREPARE = 198, SCORES = 230, VALUES = 41, VALUES_OF_4 = 46,
            MERGE = 115, MERGE_MORE = 35, MERGE_WARPS = 40, MERGED = 8 /* splits of a warp at a time */,
            /* cycles that nothing hides, of 4 barriers, of shuffles of a norm and a maximum, and of
             * products that follow each other; and of shuffles and powers in the merge */
@@ -283,6 +284,7 @@ static void add_attention(struct token_walk *t, int index)
      * each has merged */
     const int groups = (int)ceil_of(n_splits, MERGED), warps = groups < GPU_TOKEN_WARPS ? groups : GPU_TOKEN_WARPS,
               turns = (int)ceil_of(groups, GPU_TOKEN_WARPS), more = n_splits <= 4 ? 0 : 2 * turns - 1;
+    const int merges = (int)ceil_of(c->n_heads * dim / 32, t->same.blocks);     /* of a block */
     const double merge = LONE * (MERGE + MERGE_MORE * more + (warps > 1 ? MERGE_WARPS * warps : 0)) + MERGE_WAITS;
     stage(t, (struct timed_launch){
         .what = "attention", .part = TIMED_ATTENTION, .active = jobs, .bytes = kv, .words = raw,
@@ -293,8 +295,8 @@ static void add_attention(struct token_walk *t, int index)
         .setup_cycles = issue_cycles(t, PREPARE, share + 2) + WAITS, .early = kv / jobs,
         .early_cycles = issue_cycles(t, BEGIN + (kv_warps > 4 ? BEGIN_4 : 0), GPU_TOKEN_WARPS) +
                         issue_cycles(t, FACTORS, share + 2),
-        .alone_l2 = 2 + turns - 1,      /* the sums, as words */
-        .alone_cycles = merge });
+        .alone_l2 = 2 + turns * merges - 1,     /* the sums, as words */
+        .alone_cycles = merges * merge });
 }
 
 /* The most tiles of which a block has turns. */
