@@ -422,6 +422,8 @@ static void *run(void *arg)
         if (connect_peer(p, &e) == 0) {
             set_state(p, MCP_READY, "");
             attend(p, &e);
+        } else if (e.code == ERR_IO && p->child.pid > 0) {
+            describe_failure(p, &e);
         }
         set_state(p, MCP_FAILED, e.msg);
         if (!p->c->url) {

@@ -64,9 +64,28 @@ static void test_reason_while_restarting(void **state)
     rmdir(folder);
 }
 
+/* A server that reads no more after its first answer: the next request cannot be written. */
+static void test_reason_of_a_failed_write(void **state)
+{
+    struct mcp_config c;
+    struct err e;
+    char why[300];
+    (void)state;
+    configure(&c, "read -r line; exec <&-; id=${line#*\\\"id\\\":}; id=${id%%[!0-9]*}; "
+                  "echo \"{\\\"jsonrpc\\\":\\\"2.0\\\",\\\"id\\\":$id,\\\"error\\\":{\\\"code\\\":-32601,"
+                  "\\\"message\\\":\\\"unknown\\\"}}\"; sleep .3; echo broken >&2; exit 3");
+    struct mcp_peer *p = mcp_peer_open(&c.server[0], env, NULL, NULL, &e);
+    assert_non_null(p);
+    await_state(p, MCP_FAILED, why);
+    assert_string_equal(why, "s: the server ended with status 3: broken");
+    mcp_peer_close(p);
+    mcp_config_release(&c);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_reason_of_a_failed_write),
         cmocka_unit_test(test_reason_while_restarting),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
