@@ -66,8 +66,8 @@ struct timed_launch {
     int wgmma;
     int follows;                        /* another launch of the step comes before it */
     /* all blocks run at the same time (launch.cuh), and the launch does not overlap with others.
-     * stage above 0: no launch, but what its blocks do when words have come, of so many bytes for
-     * all blocks together (gpu/prim/grid.cuh) */
+     * stage above 0: no launch, but the work of its blocks after they have collected words
+     * (gpu/prim/grid.cuh).  words: bytes that all blocks together collect */
     int together, stage;
     double words;
     /* of a block: waits outside of its loop (for memory, for L2, and other cycles); turns of the

@@ -218,7 +218,7 @@ static void count_collected(const struct token_walk *t, struct timed_launch *l, 
     l->l2_bytes += l->words;
 }
 
-/* Cycles in which all warps issue so many instructions for 256 columns. */
+/* Cycles to issue the instructions of a row; instructions: of a warp for 256 columns. */
 static double columns_cycles(const struct token_walk *t, int instructions)
 {
     enum { A_WARP = 256, MOST = A_WARP * GPU_TOKEN_WARPS };

@@ -32,8 +32,8 @@ void walk_add(struct walk *w, struct timed_launch l);
 /* The instructions of 16 bytes of weights of a lane; 0 if they are not counted. */
 double walk_instructions(struct walk *w, const char *kernel, enum qtype type, const char *end, const char *sm,
                          int *registers);
-/* Cycles of a block in which so many warps choose the experts of the only token by their ranks
- * (choose_ids(), prim/choose.cuh). */
+/* Cycles to choose the experts of the only token by their ranks (choose_ids(), prim/choose.cuh).
+ * warps: the number of warps that choose. */
 double walk_ids_cycles(const struct moe *m, int warps);
 /* If the layers of the step are one launch, append its stages.  Returns 0 if they are not. */
 int walk_one_token(struct walk *w);
